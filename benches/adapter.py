@@ -1,4 +1,4 @@
-"""Appends to the Agent SDK's reference S3 adapter, one call each, and writes down what that took. Run by rows/append.py."""
+"""Appends to the Agent SDK's reference S3 adapter, one call each, and records the time of each. Run by rows/append.py."""
 
 import asyncio
 import json

@@ -1,11 +1,11 @@
-"""One figure of the table: what was measured, what it is set against, and what is to be reached."""
+"""One figure of the table: the measured value, the reference and the target."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass
 class Figure:
-    """Less is better, always."""
+    """A measured value. Less is always better."""
 
     row: str
     what: str
@@ -15,7 +15,7 @@ class Figure:
     against: str
     limit: float | None = None
     reach: str = "–"
-    # What is below this is noise to the comparison of one run with another.
+    # Differences below this are noise in a comparison of two runs.
     noise: float = 0.0
 
     @property
@@ -39,14 +39,14 @@ class Figure:
 
 @dataclass
 class Measured:
-    """What a row found: figures for the table, and texts for behind it."""
+    """The result of a row: figures for the table, and texts after it."""
 
     figures: list[Figure]
     texts: list[str] = field(default_factory=list)
 
 
 def plain(number: float) -> str:
-    """Three figures, and no exponent."""
+    """Formats three significant digits without an exponent."""
     if number == 0 or abs(number) >= 100:
         return f"{number:,.0f}"
     return f"{number:.1f}" if abs(number) >= 10 else f"{number:.2f}" if abs(number) >= 0.1 else f"{number:.2g}"

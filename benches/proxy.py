@@ -1,4 +1,4 @@
-"""A proxy for HTTP/1.1 on loopback that counts requests and bytes and can hold every request back for a while.
+"""A proxy for HTTP/1.1 on loopback that counts requests and bytes and can delay every request.
 
 It understands where a request begins and ends and nothing else. A delay is per request, as a longer way to the server would add it,
 not per packet. It runs in a thread of its own with an event loop of its own.
@@ -11,7 +11,7 @@ import time
 
 
 class Proxy:
-    """Passes requests on to a port of this machine."""
+    """Forwards requests to a local port."""
 
     def __init__(self, upstream: int) -> None:
         self.upstream, self.delay, self.tasks = upstream, 0.0, set()
@@ -41,7 +41,7 @@ class Proxy:
         await server.serve_forever()
 
     async def _serve(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
-        # The loop itself holds its tasks only weakly.
+        # The event loop has only weak references to its tasks.
         self.tasks.add(asyncio.current_task())
         try:
             server, to_server = await asyncio.open_connection("127.0.0.1", self.upstream, limit=1 << 20)
@@ -51,14 +51,14 @@ class Proxy:
             finally:
                 to_server.close()
         except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError, ValueError):
-            # Whoever was killed hangs up, and so do we.
+            # A killed process closed its connection; close the other side too.
             pass
         finally:
             to_client.close()
             self.tasks.discard(asyncio.current_task())
 
     async def _exchange(self, client, to_server, server, to_client) -> bool:
-        """One request and its answer; whether another may follow."""
+        """Forwards one request and its response; returns whether another may follow."""
         head = await client.readuntil(b"\r\n\r\n")
         began = time.monotonic()
         self.requests += 1
@@ -68,7 +68,7 @@ class Proxy:
         if self.delay:
             await asyncio.sleep(self.delay)
         to_server.write(head)
-        # Beside the answer, as a client may wait for "100 Continue" before it sends the body.
+        # Concurrently with the response, because a client may wait for "100 Continue" before it sends the body.
         up = asyncio.ensure_future(self._pass(client, to_server, length, chunked=b"transfer-encoding" in fields, up=True))
         status = 100
         while status < 200:

@@ -1,4 +1,4 @@
-"""What people use instead, as they use it: one call per sync, with the credentials and the home that any process here gets."""
+"""Alternatives in their usual form: one call per sync, with the same credentials and home as every process here."""
 
 import hashlib
 import shutil
@@ -11,7 +11,7 @@ RCLONE, LITESTREAM = "1.75.2", "0.5.17"
 
 
 def aws() -> tuple[list[str], dict]:
-    """The command-line tool of AWS, and where Python finds it."""
+    """Returns the AWS command-line tool and its Python path."""
     pins = lab.HERE / "requirements-aws.txt"
     name = hashlib.sha256(pins.read_bytes()).hexdigest()[:12]
 
@@ -33,9 +33,9 @@ def litestream() -> Path:
 
 
 class Rival:
-    """A tool that keeps the directory `kept` in a bucket."""
+    """A tool that stores a directory in a bucket."""
 
-    # As the table calls it, when it stores and when it brings back.
+    # Its names in the table, for storing and for fetching.
     name, fetches = "", ""
 
     def __init__(self, bench, directory: Path, port: int) -> None:
@@ -46,13 +46,13 @@ class Rival:
     def run(self, command: list, extra: dict | None = None, timeout: float = 300) -> lab.Process:
         return lab.Process(command, self.directory / f"home-{self.name.split()[0]}", extra).finish(timeout)
 
-    def prepare(self, kept: Path) -> None:
-        """What is done once."""
+    def prepare(self, source: Path) -> None:
+        """Runs once before the first sync."""
 
-    def sync(self, kept: Path) -> lab.Process:
+    def sync(self, source: Path) -> lab.Process:
         raise NotImplementedError
 
-    def fetch(self, into: Path, kept: Path) -> lab.Process:
+    def fetch(self, into: Path, source: Path) -> lab.Process:
         raise NotImplementedError
 
 
@@ -63,10 +63,10 @@ class Aws(Rival):
         command, extra = aws()
         return self.run([*command, "--endpoint-url", self.endpoint, "s3", *args], extra)
 
-    def sync(self, kept):
-        return self.call("sync", "--only-show-errors", kept, f"s3://{self.bucket}/kept")
+    def sync(self, source):
+        return self.call("sync", "--only-show-errors", source, f"s3://{self.bucket}/kept")
 
-    def fetch(self, into, kept):
+    def fetch(self, into, source):
         return self.call("cp", "--only-show-errors", "--recursive", f"s3://{self.bucket}/kept", into)
 
 
@@ -78,10 +78,10 @@ class Rclone(Rival):
         extra = {"RCLONE_S3_PROVIDER": "SeaweedFS", "RCLONE_S3_ENDPOINT": self.endpoint, "RCLONE_S3_ENV_AUTH": "true", "RCLONE_CONFIG": ""}
         return self.run([program, "--s3-no-check-bucket", *args], extra)
 
-    def sync(self, kept):
-        return self.call("sync", kept, f":s3:{self.bucket}/kept")
+    def sync(self, source):
+        return self.call("sync", source, f":s3:{self.bucket}/kept")
 
-    def fetch(self, into, kept):
+    def fetch(self, into, source):
         return self.call("copy", f":s3:{self.bucket}/kept", into)
 
 
@@ -92,13 +92,13 @@ class Restic(Rival):
         extra = {"RESTIC_REPOSITORY": f"s3:{self.endpoint}/{self.bucket}/kept", "RESTIC_PASSWORD": "bench"}
         return self.run([restic(), "--quiet", *args], extra)
 
-    def prepare(self, kept):
+    def prepare(self, source):
         self.call("init")
 
-    def sync(self, kept):
-        return self.call("backup", kept)
+    def sync(self, source):
+        return self.call("backup", source)
 
-    def fetch(self, into, kept):
+    def fetch(self, into, source):
         return self.call("restore", "latest", "--target", into)
 
 
@@ -114,7 +114,7 @@ class Rustic(Restic):
         extra |= {f"RUSTIC_REPO_OPT_{name.upper()}": value for name, value in options.items()}
         return self.run([self.bench.rustic, *args], extra)
 
-    def fetch(self, into, kept):
+    def fetch(self, into, source):
         return self.call("restore", "latest", into)
 
 

@@ -1,4 +1,4 @@
-"""Measures sessiond against what people would use instead and against what the machine allows; prints a table and writes docs/explanation/benchmarks.md.
+"""Measures sessiond against alternatives and against the limits of the machine; prints a table and writes docs/explanation/benchmarks.md.
 
 See README.md beside this file. Every figure in that document comes from the run that wrote it.
 """
@@ -35,16 +35,16 @@ ROWS = {
     "index": index.measure,
     "size": size.measure,
 }
-# A row may be worse by so much than what is expected.
+# The factor by which a row may be worse than expected.
 WORSE = 1.5
 
 
 class Bench:
-    """What a row is given: the program, the S3 server, directories and buckets."""
+    """The environment of a row: the program, the S3 server, directories and buckets."""
 
     def __init__(self, program: Path, s3_port: int, work: Path, short: bool, rustic: Path | None) -> None:
         self.program, self.s3_port, self.work, self.short, self.rustic = program, s3_port, work, short, rustic
-        self.made: dict = {}
+        self.shared: dict = {}
         self.buckets, self.proxies = 0, []
 
     def bucket(self) -> str:
@@ -52,18 +52,18 @@ class Bench:
         name = f"bench-{self.buckets}"
         client = lab.S3(self.s3_port)
         client.make_bucket(name)
-        # The first object of a bucket takes the server a while.
+        # The first object of a bucket is slow.
         client.put(name, "first", b"x")
         return name
 
     def proxy(self) -> Proxy:
-        """In front of the S3 server."""
+        """Returns a proxy in front of the S3 server."""
         self.proxies.append(Proxy(self.s3_port))
         return self.proxies[-1]
 
     @contextlib.contextmanager
     def directory(self, name: str):
-        """An empty directory that is gone afterwards."""
+        """Creates an empty directory and removes it afterwards."""
         path = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.work))
         try:
             yield path
@@ -71,21 +71,21 @@ class Bench:
             shutil.rmtree(path, ignore_errors=True)
 
     def once(self, name: str, make):
-        """What several rows need is made by the first of them."""
-        if name not in self.made:
-            self.made[name] = make()
-        return self.made[name]
+        """Creates a value that several rows share, at its first use."""
+        if name not in self.shared:
+            self.shared[name] = make()
+        return self.shared[name]
 
 
 def build(short: bool) -> Path:
-    """The release program; in the short form the one that the tests are built with, which CI has: what gets worse does so in both."""
-    subprocess.run(["cargo", "build", "--locked", *([] if short else ["--release"])], cwd=lab.TREE, check=True)
+    """Returns the distributed build; in the short form the test build, which CI has: a regression shows in both."""
+    subprocess.run(["cargo", "build", "--locked", *([] if short else ["--profile", "dist"])], cwd=lab.TREE, check=True)
     target = Path(os.environ.get("CARGO_TARGET_DIR", lab.TREE / "target"))
-    return (lab.TREE / target / ("debug" if short else "release") / "sessiond").resolve()
+    return (lab.TREE / target / ("debug" if short else "dist") / "sessiond").resolve()
 
 
 def measure(bench: Bench, names: list[str]) -> tuple[dict[str, Measured], dict[str, str]]:
-    """What each row found, and why others found nothing."""
+    """Runs the rows; returns the results, and the errors of failed rows."""
     found, failed = {}, {}
     for name in names:
         began = time.monotonic()
@@ -102,7 +102,7 @@ def measure(bench: Bench, names: list[str]) -> tuple[dict[str, Measured], dict[s
 
 
 def regressions(found: dict[str, Measured], expected: dict) -> list[str]:
-    """Which ratios are worse by half than they were."""
+    """Returns the ratios that are worse by half than expected."""
     worse = []
     for figure in (figure for row in found.values() for figure in row.figures):
         was = expected.get(figure.key)
@@ -130,11 +130,11 @@ def main() -> int:
     args = parser.parse_args()
     if args.binary and not os.access(args.binary, os.X_OK):
         parser.error(f"--binary {args.binary}: there is no such program")
-    kept = lab.HERE / "expected.json"
-    expected = json.loads(kept.read_text()) if kept.exists() else {}
+    expected_path = lab.HERE / "expected.json"
+    expected = json.loads(expected_path.read_text()) if expected_path.exists() else {}
     form = "short" if args.short else "full"
     if args.short and not args.only and not args.accept and form not in expected:
-        parser.error(f"there is nothing to compare with in {kept}: --short --accept writes it")
+        parser.error(f"there is nothing to compare with in {expected_path}: --short --accept writes it")
     program = args.binary.resolve() if args.binary else build(args.short)
     lab.TOOLS.mkdir(parents=True, exist_ok=True)
     names = args.only or list(ROWS)
@@ -144,7 +144,7 @@ def main() -> int:
         found, failed = measure(bench, names)
         worse = [] if args.accept else regressions(found, expected.get(form, {}))
         if worse:
-            # A busy machine is no reason to fail: what is worse twice is worse.
+            # A busy machine must not cause a failure: only a row that is worse twice fails.
             again = [name for name in names if any(line.startswith(f"{name}: ") for line in worse)]
             print("worse than expected, measured again: " + ", ".join(again), file=sys.stderr)
             second, failed_again = measure(bench, again)
@@ -155,7 +155,7 @@ def main() -> int:
     if args.accept:
         accepted = {figure.key: round(figure.value, 4) for row in found.values() for figure in row.figures}
         expected[form] = {**expected.get(form, {}), **accepted}
-        kept.write_text(json.dumps(expected, indent=2, ensure_ascii=False) + "\n")
+        expected_path.write_text(json.dumps(expected, indent=2, ensure_ascii=False) + "\n")
     version = subprocess.run([program, "--version"], check=True, capture_output=True, text=True).stdout.strip()
     machine = (
         f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release().split('-')[0]}, Python {platform.python_version()}"

@@ -1,7 +1,7 @@
-"""Transcripts as Claude Code writes them, of any size, the same for the same seed; gzip makes them four to five times smaller.
+"""Transcripts as Claude Code writes them, of any size, the same for the same seed; gzip compresses them by a factor of four to five.
 
-Text is made of words that become rarer, tool results are listings and code whose lines come back changed, ids are random: what a real
-transcript compresses like, line by line and as a whole.
+Words have natural frequencies, tool results are listings and code with repeated lines, IDs are random. So they compress like real
+transcripts, line by line and as a whole.
 """
 
 import json
@@ -28,15 +28,15 @@ CODE = [
 
 
 class Transcript:
-    """Lines of one session, without end."""
+    """Generates the lines of one session."""
 
     def __init__(self, session: str, seed: int = 1, cwd: str = "/work/app") -> None:
-        self.session, self.cwd, self.dice = session, cwd, random.Random(seed)
+        self.session, self.cwd, self.rng = session, cwd, random.Random(seed)
         self.parent, self.clock, self.turn = None, 1_790_000_000_000, 0
-        words = {"".join(self.dice.choices(SYLLABLES, k=self.dice.randint(1, 4))) for _ in range(4000)}
+        words = {"".join(self.rng.choices(SYLLABLES, k=self.rng.randint(1, 4))) for _ in range(4000)}
         self.words = sorted(words)
-        self.dice.shuffle(self.words)
-        # By Zipf, flattened at its head.
+        self.rng.shuffle(self.words)
+        # Zipf's law, flattened at its head.
         self.weights = list(accumulate(1 / (rank + 40) for rank in range(len(self.words))))
 
     def lines(self) -> Iterator[bytes]:
@@ -46,7 +46,7 @@ class Transcript:
                 yield json.dumps(record, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
 
     def bytes(self, size: int) -> Iterator[bytes]:
-        """Whole lines until there are `size` bytes or a little more."""
+        """Yields complete lines of at least `size` bytes in total."""
         for line in self.lines():
             yield line
             size -= len(line)
@@ -54,24 +54,24 @@ class Transcript:
                 return
 
     def text(self, count: int) -> str:
-        return " ".join(self.dice.choices(self.words, cum_weights=self.weights, k=count))
+        return " ".join(self.rng.choices(self.words, cum_weights=self.weights, k=count))
 
     def code(self, count: int) -> str:
-        """Lines as a file or a log has them: some of them were there before, as files are read again and again."""
-        made = []
+        """Returns lines as in a file or a log. Some are repeated, because agents read files repeatedly."""
+        lines = []
         for _ in range(count):
-            if len(made) > 6 and self.dice.random() < 0.15:
-                made.append(self.dice.choice(made))
+            if len(lines) > 6 and self.rng.random() < 0.15:
+                lines.append(self.rng.choice(lines))
                 continue
-            words = self.dice.choices(self.words, cum_weights=self.weights, k=4)
-            made.append(self.dice.choice(CODE).format(words[0], words[1], words[2], self.dice.randint(0, 9999), words[3]))
-        return "\n".join(made)
+            words = self.rng.choices(self.words, cum_weights=self.weights, k=4)
+            lines.append(self.rng.choice(CODE).format(words[0], words[1], words[2], self.rng.randint(0, 9999), words[3]))
+        return "\n".join(lines)
 
     def _id(self) -> str:
-        return str(uuid.UUID(int=self.dice.getrandbits(128), version=4))
+        return str(uuid.UUID(int=self.rng.getrandbits(128), version=4))
 
     def _line(self, kind: str, **more) -> dict:
-        self.clock += self.dice.randint(30, 9000)
+        self.clock += self.rng.randint(30, 9000)
         seconds, millis = divmod(self.clock, 1000)
         days, rest = divmod(seconds - 1_790_000_000, 86_400)
         at = f"2026-10-{1 + days % 28:02}T{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}.{millis:03}Z"
@@ -81,41 +81,41 @@ class Transcript:
         self.parent = own
         return line
 
-    def _said(self, answer: str, content: dict, stop: str) -> dict:
-        usage = {"input_tokens": self.dice.randint(1, 400), "cache_creation_input_tokens": self.dice.randint(0, 9000)}
-        usage |= {"cache_read_input_tokens": self.dice.randint(9000, 190_000), "output_tokens": self.dice.randint(20, 2000)}
+    def _message(self, response: str, content: dict, stop: str) -> dict:
+        usage = {"input_tokens": self.rng.randint(1, 400), "cache_creation_input_tokens": self.rng.randint(0, 9000)}
+        usage |= {"cache_read_input_tokens": self.rng.randint(9000, 190_000), "output_tokens": self.rng.randint(20, 2000)}
         usage |= {"service_tier": "standard", "cache_creation": {"ephemeral_1h_input_tokens": 0, "ephemeral_5m_input_tokens": 0}}
-        message = {"id": answer, "type": "message", "role": "assistant", "model": MODEL, "content": [content]}
+        message = {"id": response, "type": "message", "role": "assistant", "model": MODEL, "content": [content]}
         message |= {"stop_reason": stop, "stop_sequence": None, "usage": usage}
-        return self._line("assistant", message=message, requestId=f"req_{self.dice.getrandbits(96):024x}")
+        return self._line("assistant", message=message, requestId=f"req_{self.rng.getrandbits(96):024x}")
 
     def _turn(self) -> Iterator[dict]:
-        prompt = self.text(self.dice.randint(8, 60))
+        prompt = self.text(self.rng.randint(8, 60))
         yield {"type": "queue-operation", "operation": "enqueue", "timestamp": "2026-10-01T00:00:00.000Z", "sessionId": self.session}
         yield self._line("user", message={"role": "user", "content": [{"type": "text", "text": prompt}]}, promptId=self._id())
-        for _ in range(self.dice.randint(2, 9)):
-            answer = f"msg_{self.dice.getrandbits(96):024x}"
-            if self.dice.random() < 0.5:
-                # A thought is signed; a signature does not compress.
-                signature = f"{self.dice.getrandbits(1200):0300x}"
-                yield self._said(answer, {"type": "thinking", "thinking": self.text(self.dice.randint(20, 150)), "signature": signature}, "tool_use")
-            tool = f"toolu_{self.dice.getrandbits(96):024x}"
+        for _ in range(self.rng.randint(2, 9)):
+            response = f"msg_{self.rng.getrandbits(96):024x}"
+            if self.rng.random() < 0.5:
+                # Thinking is signed; a signature does not compress.
+                signature = f"{self.rng.getrandbits(1200):0300x}"
+                yield self._message(response, {"type": "thinking", "thinking": self.text(self.rng.randint(20, 150)), "signature": signature}, "tool_use")
+            tool = f"toolu_{self.rng.getrandbits(96):024x}"
             name, given = self._tool()
-            yield self._said(answer, {"type": "tool_use", "id": tool, "name": name, "input": given}, "tool_use")
-            # What is kept both for the model and for the screen stands there twice; of a long one the screen keeps the end.
-            output = self.code(self.dice.choice([3, 12, 40, 90, 160]))
+            yield self._message(response, {"type": "tool_use", "id": tool, "name": name, "input": given}, "tool_use")
+            # A result is stored twice: for the model, and its end for the screen.
+            output = self.code(self.rng.choice([3, 12, 40, 90, 160]))
             result = {"tool_use_id": tool, "type": "tool_result", "content": output, "is_error": False}
             shown = {"stdout": output[-3000:], "stderr": "", "interrupted": False, "isImage": False}
             yield self._line("user", message={"role": "user", "content": [result]}, toolUseResult=shown)
-        answer = f"msg_{self.dice.getrandbits(96):024x}"
-        yield self._said(answer, {"type": "text", "text": self.text(self.dice.randint(30, 300))}, "end_turn")
+        response = f"msg_{self.rng.getrandbits(96):024x}"
+        yield self._message(response, {"type": "text", "text": self.text(self.rng.randint(30, 300))}, "end_turn")
         yield {"type": "last-prompt", "lastPrompt": prompt, "leafUuid": self.parent, "sessionId": self.session}
 
     def _tool(self) -> tuple[str, dict]:
-        path = f"{self.cwd}/src/{self.dice.choice(self.words[:60])}.rs"
-        kind = self.dice.choice(["Bash", "Read", "Edit"])
+        path = f"{self.cwd}/src/{self.rng.choice(self.words[:60])}.rs"
+        kind = self.rng.choice(["Bash", "Read", "Edit"])
         if kind == "Bash":
-            return kind, {"command": f"grep -rn {self.dice.choice(self.words)} src | head -{self.dice.randint(5, 90)}", "description": self.text(5)}
+            return kind, {"command": f"grep -rn {self.rng.choice(self.words)} src | head -{self.rng.randint(5, 90)}", "description": self.text(5)}
         if kind == "Read":
-            return kind, {"file_path": path, "offset": self.dice.randint(1, 900), "limit": 160}
+            return kind, {"file_path": path, "offset": self.rng.randint(1, 900), "limit": 160}
         return kind, {"file_path": path, "old_string": self.code(6), "new_string": self.code(7), "replace_all": False}

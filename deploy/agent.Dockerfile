@@ -3,7 +3,7 @@
 #   docker build -f deploy/Dockerfile -t sessiond .
 #   docker build -f deploy/agent.Dockerfile -t agent deploy
 #   docker run --rm -e SESSIOND_STORE -e SESSIOND_INDEX -e ANTHROPIC_API_KEY agent \
-#     run --session "$ID" -- claude --resume "$ID"
+#     run --request "$JOB" -- claude {session-args} -p "$PROMPT"
 ARG SESSIOND=sessiond:latest
 
 # hadolint ignore=DL3006

@@ -1,9 +1,9 @@
 #!/bin/sh
 # Container entrypoint: restore the session, stream it, run the agent, flush after it has exited.
-# Arguments: the session ID, then the agent's command.
-#   entrypoint.sh 3f2a… claude --resume 3f2a…
+# Arguments: your ID of the job, then the agent's command. The same command starts and restarts a job.
+#   entrypoint.sh job-7 claude '{session-args}' -p "$PROMPT"
 # SESSIOND_STORE and SESSIOND_INDEX select the store and the index; the default is a directory below HOME.
 set -eu
-session=$1
+job=$1
 shift
-exec sessiond run --session "$session" -- "$@"
+exec sessiond run --request "$job" -- "$@"

@@ -27,8 +27,9 @@ CREATE TABLE sessions (
     agent_version      TEXT,
     -- created, active, completed, archived or removed.
     status             TEXT NOT NULL,
-    -- Times of the first and of the newest entry.
+    -- Time of the first entry.
     created            bytewise_text NOT NULL,
+    -- Time of the newest entry that wrote content. A claim does not change it.
     updated            bytewise_text NOT NULL,
     -- Highest seq of the main log. 0 if only branches are known.
     head               BIGINT NOT NULL,

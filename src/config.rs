@@ -5,7 +5,6 @@
 //! Does not own the parts: `wire.rs` builds them and hands each one its own group.
 
 pub mod file;
-pub mod prices;
 pub mod value;
 
 use std::path::PathBuf;
@@ -15,10 +14,9 @@ use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
-use crate::model::SessionMetadata;
+use crate::model::{Patterns, Prices, SessionMetadata};
 
 pub use file::{LoadedFile, load};
-pub use prices::Prices;
 pub use value::{duration, labels, ttl};
 
 /// The format of log lines.
@@ -407,9 +405,12 @@ pub struct FlushConfig {
 #[derive(Debug, Clone, Default, Args, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct MetadataConfig {
-    /// Tag every session this process writes with a request ID [default: none]
-    #[arg(long, env = "SESSIOND_REQUEST_ID", value_name = "ID")]
-    pub request_id: Option<String>,
+    /// Your ID of the job: finds its session, and is set on new ones [default: none]
+    ///
+    /// "run" and "daemon" restore the latest session with this request ID first. Every session that
+    /// this process writes gets the request ID.
+    #[arg(long, env = "SESSIOND_REQUEST", value_name = "ID")]
+    pub request: Option<String>,
 
     /// Set a label on every session this process writes (repeatable) [default: none]
     #[arg(
@@ -440,7 +441,7 @@ impl MetadataConfig {
                 .into_iter()
                 .map(|label| (label.name, label.value))
                 .collect(),
-            request_id: self.request_id.clone(),
+            request_id: self.request.clone(),
             closed: None,
         };
         metadata.validate()?;
@@ -476,29 +477,4 @@ pub struct ProbeConfig {
     /// Interval between heartbeats [default: 60s]
     #[arg(long, env = "SESSIOND_HEARTBEAT_INTERVAL", value_name = "TIME")]
     pub heartbeat_interval: Option<String>,
-}
-
-/// The `[profile]` table: the files of a custom agent, as patterns.
-#[derive(Debug, Clone, Deserialize, PartialEq, Eq)]
-#[serde(deny_unknown_fields, default)]
-pub struct Patterns {
-    /// The files to store. `{session}` stands for the session ID, `*` for any characters within a
-    /// name, `**` for any directories.
-    pub sessions: Vec<String>,
-    /// The stored files that are append-only transcripts.
-    pub append: Vec<String>,
-    /// The files never to read or write.
-    pub never: Vec<String>,
-}
-
-impl Default for Patterns {
-    /// Each top-level directory and each top-level file is a session.
-    fn default() -> Self {
-        let list = |items: &[&str]| items.iter().map(|item| (*item).to_owned()).collect();
-        Patterns {
-            sessions: list(&["{session}/**", "{session}.jsonl", "{session}"]),
-            append: list(&["**/*.jsonl", "**/*.ndjson"]),
-            never: Vec::new(),
-        }
-    }
 }

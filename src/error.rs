@@ -90,7 +90,7 @@ impl ErrorKind {
         }
     }
 
-    /// Whether the object is intact but unreadable for this process: encrypted to others, or
+    /// Whether the object is undamaged but unreadable for this process: encrypted to others, or
     /// written by a newer sessiond. Such an object is neither skipped, repaired nor deleted.
     pub fn is_unreadable(self) -> bool {
         matches!(self, ErrorKind::Encrypted | ErrorKind::NewerFormat)

@@ -20,11 +20,11 @@ use crate::index::sql::{IndexOptions, SqlIndex};
 use crate::log::Logs;
 use crate::log::fence::{Fencing, FencingPolicy};
 use crate::mirror::Mirror;
-use crate::model::{AgentName, Namespace};
+use crate::model::{AgentName, Namespace, Patterns};
 use crate::store::Store;
 use crate::store::encrypted::EncryptedStore;
 use crate::store::encrypted::keyring::{KeySettings, Keyring};
-use crate::store::encrypted::policy::EncryptionPolicy;
+use crate::store::encrypted::policy::{EncryptionPolicy, PlaintextReads};
 use crate::store::file::FileStore;
 use crate::store::limited::ConcurrencyLimited;
 use crate::store::retrying::RetryingReads;
@@ -73,7 +73,7 @@ impl Parts {
             Arc::new(RetryingReads::new(Arc::new(store), rng.clone()));
         let store = Arc::new(EncryptedStore::new(
             unencrypted_store.clone(),
-            EncryptionPolicy::new(keyring.clone()),
+            EncryptionPolicy::new(keyring.clone(), PlaintextReads::Accept),
         ));
         let options = IndexOptions {
             prices: settings.prices.clone(),
@@ -130,7 +130,7 @@ impl Parts {
         let keyring = self.keyring.with_writer_key_in(Arc::new(Disk::new(&root)));
         let store = Arc::new(EncryptedStore::new(
             self.unencrypted_store.clone(),
-            EncryptionPolicy::new(keyring),
+            EncryptionPolicy::new(keyring, PlaintextReads::Accept),
         ));
         let logs = Logs {
             store: store.clone(),
@@ -423,7 +423,7 @@ fn profile(settings: &Settings) -> Result<Arc<dyn Profile>> {
     }
     match (name.as_str(), &settings.profile) {
         (_, Some(patterns)) => Ok(Arc::new(Generic::new(name, patterns)?)),
-        (Generic::NAME, None) => Ok(Arc::new(Generic::new(name, &config::Patterns::default())?)),
+        (Generic::NAME, None) => Ok(Arc::new(Generic::new(name, &Patterns::default())?)),
         (other, None) => Err(Error::usage(format!(
             "invalid --agent value {other:?}: unknown agent"
         ))

@@ -1,4 +1,4 @@
-"""One life of an agent's process: says a conversation and mirrors it with the Agent SDK's own batcher, or just writes its file.
+"""One agent process: writes a conversation and mirrors it with the Agent SDK's own batcher, or only writes its file.
 
 Run by run.py. Prints one JSON line when it has paused or ended.
 """
@@ -21,11 +21,11 @@ def entry(number: int) -> dict:
     """A kilobyte of text, the same in every run; every tenth entry is a title, which has no id."""
     if number % 10 == 9:
         return {"type": "custom-title", "customTitle": f"title {number}", "sessionId": SESSION, "n": number}
-    dice = random.Random(number)
-    text = " ".join("".join(dice.choices("etaoinshrdlu", k=dice.randint(2, 9))) for _ in range(150))
-    made = str(uuid.UUID(int=number, version=4))
+    rng = random.Random(number)
+    text = " ".join("".join(rng.choices("etaoinshrdlu", k=rng.randint(2, 9))) for _ in range(150))
+    own_id = str(uuid.UUID(int=number, version=4))
     message = {"role": "user", "content": text}
-    return {"type": "user", "uuid": made, "sessionId": SESSION, "cwd": "/work/app", "timestamp": "2026-01-02T03:04:05Z", "message": message, "n": number}
+    return {"type": "user", "uuid": own_id, "sessionId": SESSION, "cwd": "/work/app", "timestamp": "2026-01-02T03:04:05Z", "message": message, "n": number}
 
 
 def make_store(args):
@@ -44,8 +44,8 @@ def kib(which: int = resource.RUSAGE_SELF) -> int:
     return resource.getrusage(which).ru_maxrss
 
 
-def tell(**words) -> None:
-    print(json.dumps(words), flush=True)
+def report(**fields) -> None:
+    print(json.dumps(fields), flush=True)
 
 
 async def mirror(args) -> None:
@@ -54,10 +54,10 @@ async def mirror(args) -> None:
     store = make_store(args)
     key = {"project_key": PROJECT, "session_id": SESSION}
     if args.first > 0:
-        # It waits with everything loaded until the one before is gone: then it goes on at once, as a pool of containers does.
-        tell(ready=True)
+        # Waits with everything loaded until the previous process has ended, as in a pool of containers.
+        report(ready=True)
         sys.stdin.readline()
-        # What a resume does.
+        # As a resume does.
         await store.load(key)
     dropped = []
 
@@ -69,37 +69,37 @@ async def mirror(args) -> None:
     for number in range(args.first, args.last):
         batcher.enqueue(f"/p/{PROJECT}/{SESSION}.jsonl", [entry(number)])
         if number + 1 == args.pause:
-            tell(paused=number + 1)
+            report(paused=number + 1)
             await asyncio.sleep(3600)
         if args.turn == 1 or (number + 1) % args.turn == 0:
             await batcher.flush()
     await batcher.close()
-    tell(said=args.last, dropped=dropped, kib=kib() - before)
+    report(written=args.last, dropped=dropped, kib=kib() - before)
 
 
 def write(args) -> None:
     if args.first > 0:
-        tell(ready=True)
+        report(ready=True)
         sys.stdin.readline()
     for number in range(args.first, args.last):
         with open(args.file, "a") as file:
             file.write(json.dumps(entry(number)) + "\n")
         if number + 1 == args.pause:
-            tell(paused=number + 1)
+            report(paused=number + 1)
             time.sleep(3600)
-        # Not time.sleep, which a moved clock spoils.
+        # Not time.sleep, which a changed clock breaks.
         select.select([], [], [], 0.02)
-    tell(said=args.last, dropped=[], kib=0)
+    report(written=args.last, dropped=[], kib=0)
 
 
 async def load(args) -> None:
     entries = await make_store(args).load({"project_key": PROJECT, "session_id": SESSION})
-    tell(numbers=[entry["n"] for entry in entries or []])
+    report(numbers=[entry["n"] for entry in entries or []])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=["say", "load"])
+    parser.add_argument("what", choices=["write", "load"])
     parser.add_argument("kind", choices=["s3", "serve", "sidecar"])
     for name in ("address", "bucket", "file"):
         parser.add_argument(f"--{name}")

@@ -30,13 +30,13 @@ SYSTEMS = {"s3": "SDK + S3 adapter", "serve": "SDK + `sessiond serve-store`", "s
 
 
 def tools() -> dict:
-    def clock(into):
+    def fake_clock(into):
         subprocess.run(["apt-get", "download", "libfaketime"], cwd=into, check=True, capture_output=True)
         subprocess.run(["dpkg", "-x", next(into.glob("*.deb")), into], check=True)
 
     found = {**lab.agent_sdk(), "weed": lab.weed()}
     try:
-        found["clock"] = glob.glob(f"{lab.once('libfaketime', clock)}/usr/lib/*/faketime/libfaketime.so.1")[0]
+        found["clock"] = glob.glob(f"{lab.once('libfaketime', fake_clock)}/usr/lib/*/faketime/libfaketime.so.1")[0]
     except (OSError, subprocess.CalledProcessError, IndexError, StopIteration) as cause:
         found["clock"] = None
         print(f"no libfaketime: {cause}", file=sys.stderr)
@@ -44,7 +44,7 @@ def tools() -> dict:
 
 
 class Proxy(http.server.ThreadingHTTPServer):
-    """Passes requests on and counts them; from the third write to the session on, does what the fault says."""
+    """Forwards and counts requests; injects the fault from the third write to the session on."""
 
     daemon_threads = True
 
@@ -71,15 +71,15 @@ class Proxy(http.server.ThreadingHTTPServer):
             return self.fault
 
     def handle_error(self, request, client_address) -> None:
-        """Whoever was killed hangs up."""
+        """Ignores connections that a killed process closed."""
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    # Head and body are two writes; the second is not to wait until the first is acknowledged.
+    # Head and body are two writes; the second must not wait for the acknowledgment of the first.
     disable_nagle_algorithm = True
 
-    def pass_on(self) -> None:
+    def forward(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length", 0)))
         fault = self.server.note(self, body)
         if fault == "503":
@@ -109,7 +109,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = pass_on
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = forward
 
     def log_message(self, *args) -> None:
         pass
@@ -126,19 +126,19 @@ class Bench:
         self.direct = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{s3_port}", region_name="us-east-1")
         self.buckets = 0
 
-    def run(self, kind: str, *, fault=None, turn=10, lives=((0, 300),), pause=0, behind=None) -> dict:
+    def run(self, kind: str, *, fault=None, turn=10, processes=((0, 300),), pause=0, behind=None) -> dict:
         self.buckets += 1
         self.bucket = f"compare{self.buckets}"
         self.direct.create_bucket(Bucket=self.bucket)
         self.proxy.begin(fault)
         with tempfile.TemporaryDirectory(prefix="compare-") as work:
             self.work = Path(work)
-            said, dropped, peaks = 0, [], []
-            for life, (first, last) in enumerate(lives):
-                clock = behind if life else None
-                following = lives[life + 1 :][:1]
-                ended = self.live(kind, life, first, last, turn, pause, clock, following, behind)
-                said = ended["said"]
+            written, dropped, peaks = 0, [], []
+            for number, (first, last) in enumerate(processes):
+                clock = behind if number else None
+                following = processes[number + 1 :][:1]
+                ended = self.run_agent(kind, number, first, last, turn, pause, clock, following, behind)
+                written = ended["written"]
                 dropped += ended["dropped"]
                 peaks += [ended["kib"]] if ended["kib"] is not None else []
             if fault:
@@ -148,8 +148,8 @@ class Bench:
         pages = self.direct.get_paginator("list_objects_v2").paginate(Bucket=self.bucket)
         keys = [item["Key"] for page in pages for item in page.get("Contents", []) if SESSION in item["Key"]]
         return {
-            "entries": said,
-            "lost": said - len(set(numbers)),
+            "entries": written,
+            "lost": written - len(set(numbers)),
             "duplicated": len(numbers) - len(set(numbers)),
             "out of order": sum(number < highest for number, highest in zip(numbers, accumulate(numbers, max))),
             "batches dropped": len(dropped),
@@ -169,12 +169,12 @@ class Bench:
             environment |= {"LD_PRELOAD": self.found["clock"], "FAKETIME": behind, "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
         return environment
 
-    def sessiond(self, *args, behind=None, **more) -> subprocess.Popen:
+    def start_sessiond(self, *args, behind=None, **more) -> subprocess.Popen:
         log = open(self.work / "sessiond.log", "a")
         return subprocess.Popen([self.program, *map(str, args)], env=self.environment(behind), stderr=log, text=True, **more)
 
     def serve(self, root: Path, behind=None, listen="http://127.0.0.1:0"):
-        server = self.sessiond("serve-store", "--root", root, "--listen", listen, behind=behind, stdout=subprocess.PIPE)
+        server = self.start_sessiond("serve-store", "--root", root, "--listen", listen, behind=behind, stdout=subprocess.PIPE)
         line = server.stdout.readline()
         assert line.startswith("listening on "), (self.work / "sessiond.log").read_text()
         return server, line.removeprefix("listening on ").strip()
@@ -183,48 +183,48 @@ class Bench:
         command = [sys.executable, HERE / "drive.py", what, kind, "--bucket", self.bucket, *map(str, args)]
         return subprocess.Popen(command, env=self.environment(behind), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def agent(self, kind: str, life: int, first: int, last: int, turn: int, pause: int, behind) -> subprocess.Popen:
-        places = {"s3": ("--address", self.address), "serve": ("--address", f"unix://{self.work}/{life}.sock")}
-        where = places.get(kind, ("--file", self.work / f"root-{life}/projects/{PROJECT}/{SESSION}.jsonl"))
-        return self.drive("say", kind, "--first", first, "--last", last, "--turn", turn, "--pause", pause, *where, behind=behind)
+    def agent(self, kind: str, number: int, first: int, last: int, turn: int, pause: int, behind) -> subprocess.Popen:
+        targets = {"s3": ("--address", self.address), "serve": ("--address", f"unix://{self.work}/{number}.sock")}
+        target = targets.get(kind, ("--file", self.work / f"root-{number}/projects/{PROJECT}/{SESSION}.jsonl"))
+        return self.drive("write", kind, "--first", first, "--last", last, "--turn", turn, "--pause", pause, *target, behind=behind)
 
-    def live(self, kind: str, life: int, first: int, last: int, turn: int, pause: int, behind, following, next_behind) -> dict:
-        """One container: what keeps the session, and the agent. At a pause the machine is switched off two seconds later."""
-        root, keeper = self.work / f"root-{life}", None
+    def run_agent(self, kind: str, number: int, first: int, last: int, turn: int, pause: int, behind, following, next_behind) -> dict:
+        """Runs one container with an agent and its sessiond. A pause simulates a power loss two seconds later."""
+        root, sessiond = self.work / f"root-{number}", None
         if kind == "serve":
-            keeper, _ = self.serve(root, behind, f"unix://{self.work}/{life}.sock")
+            sessiond, _ = self.serve(root, behind, f"unix://{self.work}/{number}.sock")
         elif kind == "sidecar":
             (root / f"projects/{PROJECT}").mkdir(parents=True)
             if first > 0:
-                assert self.sessiond("restore", SESSION, "--root", root, behind=behind, stdout=subprocess.DEVNULL).wait() == 0
-            ready = self.work / f"ready-{life}"
-            keeper = self.sessiond("daemon", "--root", root, "--ready-file", ready, behind=behind)
+                assert self.start_sessiond("restore", SESSION, "--root", root, behind=behind, stdout=subprocess.DEVNULL).wait() == 0
+            ready = self.work / f"ready-{number}"
+            sessiond = self.start_sessiond("daemon", "--root", root, "--ready-file", ready, behind=behind)
             while not ready.exists():
-                assert keeper.poll() is None, (self.work / "sessiond.log").read_text()
+                assert sessiond.poll() is None, (self.work / "sessiond.log").read_text()
                 time.sleep(0.05)
         for after in following:
-            self.waiting = self.agent(kind, life + 1, *after, turn, pause, next_behind)
+            self.waiting = self.agent(kind, number + 1, *after, turn, pause, next_behind)
             assert "ready" in self.waiting.stdout.readline()
         if first > 0:
             agent = self.waiting
             agent.stdin.write("go\n")
             agent.stdin.flush()
         else:
-            agent = self.agent(kind, life, first, last, turn, pause, behind)
+            agent = self.agent(kind, number, first, last, turn, pause, behind)
         ended = json.loads(agent.stdout.readline())
-        peak = self.high_water(keeper) if keeper else None
+        peak = self.high_water(sessiond) if sessiond else None
         if pause:
             time.sleep(2)
-            peak = self.high_water(keeper) if keeper else None
+            peak = self.high_water(sessiond) if sessiond else None
             agent.kill()
-            if keeper:
-                keeper.kill()
-            ended = {"said": ended["paused"], "dropped": [], "kib": None}
-        elif keeper:
-            keeper.send_signal(signal.SIGTERM)
+            if sessiond:
+                sessiond.kill()
+            ended = {"written": ended["paused"], "dropped": [], "kib": None}
+        elif sessiond:
+            sessiond.send_signal(signal.SIGTERM)
         agent.wait()
-        if keeper:
-            code = keeper.wait(60)
+        if sessiond:
+            code = sessiond.wait(60)
             assert pause or code == 0, (self.work / "sessiond.log").read_text()
             ended["kib"] = peak
         return ended
@@ -234,11 +234,11 @@ class Bench:
         return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
     def load(self, kind: str):
-        """In a new container, what is there, and how many requests that took."""
+        """Loads the session in a new container; returns the entries and the number of requests."""
         if kind == "sidecar":
             self.proxy.begin(None)
             copy = self.work / "copy"
-            assert self.sessiond("pull", SESSION, "--to", copy, stdout=subprocess.DEVNULL).wait() == 0, "pull failed"
+            assert self.start_sessiond("pull", SESSION, "--to", copy, stdout=subprocess.DEVNULL).wait() == 0, "pull failed"
             lines = (copy / f"projects/{PROJECT}/{SESSION}.jsonl").read_text().splitlines()
             return [json.loads(line)["n"] for line in lines], self.proxy.requests
         server, address = self.serve(self.work / "root-load") if kind == "serve" else (None, self.address)
@@ -258,14 +258,14 @@ FAULTS = [
     ("Lost response: the third write succeeds, but the connection breaks", {"fault": "lost"}),
     ("Three 503 responses in a row, starting with the third write", {"fault": "503"}),
     ("Power loss during a turn, two seconds after entry 205 of 300", {"pause": 205}),
-    ("Resumed after 150 entries on a machine whose clock is 2 s behind", {"lives": ((0, 150), (150, 300)), "behind": "-2s"}),
-    ("1,500 appends of one entry each, then a load", {"lives": ((0, 1500),), "turn": 1}),
+    ("Resumed after 150 entries on a machine whose clock is 2 s behind", {"processes": ((0, 150), (150, 300)), "behind": "-2s"}),
+    ("1,500 appends of one entry each, then a load", {"processes": ((0, 1500),), "turn": 1}),
 ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--sessiond", default=str(TREE / "target/release/sessiond"))
+    parser.add_argument("--sessiond", default=str(TREE / "target/dist/sessiond"))
     parser.add_argument("--out", default=str(TREE / "docs/explanation/comparison.md"))
     args = parser.parse_args()
     found = tools()
@@ -282,7 +282,7 @@ def main() -> None:
                 rows[system] = bench.run(kind, **how)
                 print(name, "|", system, "|", rows[system], flush=True)
             tables.append((name, rows))
-    build = "release" if "/release/" in args.sessiond else "debug"
+    build = next((name for name in ("dist", "release") if f"/{name}/" in args.sessiond), "debug")
     Path(args.out).write_text(document(tables, found["sdk"], version, build))
 
 

@@ -15,53 +15,53 @@ from transcripts import Transcript
 
 SESSION = "3f2a0000-0000-4000-8000-000000000001"
 SIZE = 12 << 20
-PIECE = 4096
+CHUNK = 4096
 
 
-def pieces(count: int, seed: int = 2) -> list[bytes]:
-    """Whole lines of close to 4 KB together."""
-    made, lines, held = [], Transcript(SESSION, seed).lines(), b""
-    while len(made) < count:
+def chunks(count: int, seed: int = 2) -> list[bytes]:
+    """Returns chunks of complete lines, each close to 4 KB."""
+    chunks_made, lines, pending = [], Transcript(SESSION, seed).lines(), b""
+    while len(chunks_made) < count:
         line = next(lines)
-        if len(line) > PIECE:
+        if len(line) > CHUNK:
             continue
-        if len(held) + len(line) > PIECE:
-            made.append(held)
-            held = b""
-        held += line
-    return made
+        if len(pending) + len(line) > CHUNK:
+            chunks_made.append(pending)
+            pending = b""
+        pending += line
+    return chunks_made
 
 
-def append(path: Path, piece: bytes) -> None:
+def append(path: Path, chunk: bytes) -> None:
     with open(path, "ab") as file:
-        file.write(piece)
+        file.write(chunk)
 
 
-def ours(bench, directory: Path, port: int, added: list[bytes], start: bytes, proxy: Proxy | None) -> dict:
-    """Streams what is added, each flushed through the socket, with one bare PUT of the same bytes between."""
+def measure_sessiond(bench, directory: Path, port: int, added: list[bytes], start: bytes, proxy: Proxy | None) -> dict:
+    """Streams the chunks, each flushed through the socket, with a bare PUT of the same bytes after each."""
     bucket = bench.bucket()
-    kept = lab.Sessiond(bench.program, directory, f"s3://{bucket}/kept?endpoint=http://127.0.0.1:{port}")
-    path = kept.transcript(SESSION)
+    sessiond = lab.Sessiond(bench.program, directory, f"s3://{bucket}/kept?endpoint=http://127.0.0.1:{port}")
+    path = sessiond.transcript(SESSION)
     path.write_bytes(start)
     bare, took, puts = lab.S3(port), [], []
     bare.put(bucket, "bare/first", b"x")
-    with kept.daemon() as daemon:
-        kept.flush()
+    with sessiond.daemon() as daemon:
+        sessiond.flush()
         time.sleep(1)
         if proxy:
             proxy.reset()
         before = daemon.cpu_seconds()
-        for number, piece in enumerate(added):
-            append(path, piece)
+        for number, chunk in enumerate(added):
+            append(path, chunk)
             began = time.perf_counter()
-            kept.flush(SESSION)
+            sessiond.flush(SESSION)
             took.append(time.perf_counter() - began)
             if not proxy:
-                body = gzip.compress(piece, 6)
+                body = gzip.compress(chunk, 6)
                 began = time.perf_counter()
                 bare.put(bucket, f"bare/{number}", body)
                 puts.append(time.perf_counter() - began)
-        # Merging goes on behind the last flush and is part of the price.
+        # Compaction continues after the last flush and is part of the cost.
         time.sleep(2)
         found = {"took": took, "puts": puts, "cpu": daemon.cpu_seconds() - before}
         if proxy:
@@ -71,7 +71,7 @@ def ours(bench, directory: Path, port: int, added: list[bytes], start: bytes, pr
 
 
 def by_kind(proxy: Proxy) -> Counter:
-    """Bytes of bodies up and requests, by what they are for."""
+    """Counts uploaded bytes and requests by purpose."""
     counted = Counter()
     for method, target, _, length, *_ in list(proxy.seen):
         kind = "list" if "list-type" in target else target.partition("?")[0].split("/")[-2]
@@ -82,41 +82,41 @@ def by_kind(proxy: Proxy) -> Counter:
 
 
 def adapter(bench, directory: Path, proxy: Proxy, added: list[bytes]) -> dict:
-    """The Agent SDK's reference adapter, called once per append in a process that stays."""
+    """The Agent SDK's reference adapter, called once per append in one process."""
     found = lab.agent_sdk()
-    (directory / "appends.json").write_text(json.dumps([piece.decode() for piece in added]))
+    (directory / "appends.json").write_text(json.dumps([chunk.decode() for chunk in added]))
     bucket = bench.bucket()
     proxy.reset()
     extra = {"PYTHONPATH": f"{found['python']}:{found['adapter']}", "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, lab.HERE / "adapter.py", f"http://127.0.0.1:{proxy.port}", bucket, directory / "appends.json", directory / "adapter.json"]
     lab.Process(command, directory / "home-adapter", extra).finish(300)
-    told = json.loads((directory / "adapter.json").read_text())
-    return {**told, "up": proxy.bytes_up, "requests": proxy.requests}
+    result = json.loads((directory / "adapter.json").read_text())
+    return {**result, "up": proxy.bytes_up, "requests": proxy.requests}
 
 
 def measure(bench) -> Measured:
-    added = pieces(60 if bench.short else 200)
+    added = chunks(60 if bench.short else 200)
     start = b"".join(Transcript(SESSION).bytes(SIZE))
-    floor = sum(len(gzip.compress(piece, 6)) for piece in added)
+    floor = sum(len(gzip.compress(chunk, 6)) for chunk in added)
     proxy = bench.proxy()
     with bench.directory("append") as directory:
-        timed = ours(bench, directory / "timed", bench.s3_port, added, start, None)
-        counted = ours(bench, directory / "counted", proxy.port, added, start, proxy)
+        timed = measure_sessiond(bench, directory / "timed", bench.s3_port, added, start, None)
+        counted = measure_sessiond(bench, directory / "counted", proxy.port, added, start, proxy)
         others = {}
         some = added[: 5 if bench.short else 40]
         for kind in rivals.all_of(bench):
-            kept = directory / f"kept-{kind.__name__}"
-            kept.mkdir()
-            path = kept / f"{SESSION}.jsonl"
+            source = directory / f"kept-{kind.__name__}"
+            source.mkdir()
+            path = source / f"{SESSION}.jsonl"
             path.write_bytes(start)
             rival = kind(bench, directory, proxy.port)
-            rival.prepare(kept)
-            rival.sync(kept)
+            rival.prepare(source)
+            rival.sync(source)
             proxy.reset()
             done = []
-            for piece in some:
-                append(path, piece)
-                done.append(rival.sync(kept))
+            for chunk in some:
+                append(path, chunk)
+                done.append(rival.sync(source))
             others[kind.name] = {
                 "took": [one.took for one in done],
                 "cpu": sum(one.cpu for one in done),
@@ -172,14 +172,14 @@ def measure(bench) -> Measured:
     if tool_name != best_name:
         figures.insert(3, Figure("append", "CPU, compared with file sync tools", cpu / tool, "×", f"{ms(cpu)} per append", f"{ms(tool)}: {tool_name}"))
     rows = ["| | KiB uploaded per append | CPU per append | p50 | p99 | requests per append |", "|---|---|---|---|---|---|"]
-    mine = {**counted, "cpu": timed["cpu"], "took": timed["took"], "count": count}
-    for name, one in {"sessiond": mine, **others}.items():
-        up, cpu_each, asked_each = (one[what] / one["count"] for what in ("up", "cpu", "requests"))
+    own_result = {**counted, "cpu": timed["cpu"], "took": timed["took"], "count": count}
+    for name, one in {"sessiond": own_result, **others}.items():
+        up, cpu_each, requests_each = (one[what] / one["count"] for what in ("up", "cpu", "requests"))
         took = f"{ms(lab.median(one['took']))} | {ms(lab.quantile(one['took'], 0.99))}"
-        rows.append(f"| {name} | {plain(up / 1024)} | {ms(cpu_each)} | {took} | {plain(asked_each)} |")
-    asked = ", ".join(f"{name} {value:,}" for name, value in sorted(counted["by"].items()))
+        rows.append(f"| {name} | {plain(up / 1024)} | {ms(cpu_each)} | {took} | {plain(requests_each)} |")
+    requests = ", ".join(f"{name} {value:,}" for name, value in sorted(counted["by"].items()))
     text = (
         f"Here, the uploaded bytes include HTTP headers. sessiond and the adapter ran {count} appends, each tool {len(some)} (one process per sync).\n\n"
         + "\n".join(rows)
     )
-    return Measured(figures, [text + f"\n\nRequests that sessiond sent to the store in these {count} appends: {asked}."])
+    return Measured(figures, [text + f"\n\nRequests that sessiond sent to the store in these {count} appends: {requests}."])

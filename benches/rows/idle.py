@@ -1,4 +1,4 @@
-"""A minute in which nothing happens, with a thousand old sessions; beside litestream that keeps an idle database."""
+"""An idle minute with a thousand old sessions, compared with litestream on an idle database."""
 
 import sqlite3
 import time
@@ -9,7 +9,7 @@ import rivals
 from figures import Figure, Measured, ms
 from rows.many import ten_thousand, thousand
 
-# How finely it is looked at when a process was awake.
+# The sampling interval for wake-ups.
 LOOK = 0.25
 
 
@@ -34,7 +34,7 @@ def measure(bench) -> Measured:
     with bench.directory("litestream") as directory, many.kept.daemon(timeout=120) as daemon:
         other = litestream(bench, directory / "l", its_proxy.port)
         try:
-            # What a start leaves to do is not idleness.
+            # Work after a start is not idle time.
             time.sleep(3 if bench.short else 35)
             found = watch({"sessiond": (daemon, ours_proxy), "litestream": (other, its_proxy)}, seconds)
         finally:
@@ -67,11 +67,11 @@ def measure(bench) -> Measured:
     ]
     when = ", ".join(f"{moment:.0f}" for moment in ours["when"])
     text = f"The process woke up {ours['moments']} times in these {seconds} s, at second {when or '–'}; open connections: {ours['connections']}."
-    return Measured(figures, [text + (f" Requests: {ours['asked']}." if ours["asked"] else "")])
+    return Measured(figures, [text + (f" Requests: {ours['targets']}." if ours["targets"] else "")])
 
 
 def watch(processes: dict, seconds: float) -> dict:
-    """What each does in this time: a moment is a quarter of a second in which any thread of it was woken."""
+    """Measures both during this time: a moment is a quarter of a second in which any thread was woken."""
     state = {}
     for name, (process, proxy) in processes.items():
         proxy.reset()
@@ -93,5 +93,5 @@ def watch(processes: dict, seconds: float) -> dict:
             "requests": proxy.requests,
             "connections": process.connections(),
         }
-        one["asked"] = ", ".join(sorted({f"{method} {target}" for method, target, *_ in list(proxy.seen)}))
+        one["targets"] = ", ".join(sorted({f"{method} {target}" for method, target, *_ in list(proxy.seen)}))
     return state

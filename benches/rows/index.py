@@ -1,7 +1,7 @@
-"""A million sessions and twenty million messages in the index: what the database takes for the questions people ask.
+"""A million sessions and twenty million messages in the index: the time of the database for the usual queries.
 
-The statements are those that the program itself sends: PostgreSQL writes them down with their plans while `sessiond ls`, `messages` and
-`restore` run. SQLite is then asked the same, at a tenth of the size.
+The statements are those of the program: PostgreSQL logs them with their plans while `sessiond ls`, `messages` and `restore` run. SQLite
+then runs the same statements, at a tenth of the size.
 """
 
 import re
@@ -20,12 +20,12 @@ from transcripts import Transcript
 COUNT = {True: 10_000, False: 1_000_000}
 # Seconds.
 LIMIT = 0.010
-# Bytes on disk for one session with its messages, indexes included, as measured; and what is left free.
+# Bytes on disk for one session with its messages, indexes included, as measured; and the space to leave free.
 EACH, SPARE = 24_000, 4 << 30
 
 
 @dataclass
-class Asked:
+class Statement:
     """One statement that the program sent."""
 
     sql: str
@@ -35,34 +35,34 @@ class Asked:
     values: list = field(default_factory=list)
 
     @property
-    def took(self) -> float:
+    def duration(self) -> float:
         return self.planning + self.running
 
     @property
-    def ours(self) -> bool:
-        """A question, not the set-up of a connection."""
+    def is_from_sessiond(self) -> bool:
+        """Whether it uses one of sessiond's tables, in contrast to the setup of a connection."""
         return any(re.search(rf"\b(FROM|JOIN|INTO|UPDATE) {table}\b", self.sql) for table in TABLES)
 
     @property
-    def walks(self) -> bool:
+    def has_seq_scan(self) -> bool:
         return bool(re.search(rf"Seq Scan on ({'|'.join(TABLES)})", self.plan))
 
 
-def heard(text: str) -> list[Asked]:
-    """Reads PostgreSQL's log: of each statement parse, bind and execute are timed."""
-    found: list[Asked] = []
+def parse_log(text: str) -> list[Statement]:
+    """Parses PostgreSQL's log, which has the times of parse, bind and execute of each statement."""
+    found: list[Statement] = []
     for block in re.split(r"^@@", text, flags=re.MULTILINE)[1:]:
         head, _, body = block.partition("@@")
         if head.split(" ", 1)[1].strip() == "psql":
             continue
         body = body.strip()
         if match := re.match(r"LOG:\s+duration: [\d.]+ ms\s+plan:\s*Query Text:.*?\n\t(\S.*\(cost.*)", body, re.DOTALL):
-            # It stands behind the statement that it is of.
+            # A plan follows its statement.
             found[-1].plan = re.sub(r"^\t", "", match[1], flags=re.MULTILINE)
         elif match := re.match(r"LOG:\s+duration: ([\d.]+) ms\s+(parse|bind|execute|statement)[^:]*: (.*)", body, re.DOTALL):
             sql = re.sub(r"\s+", " ", match[3]).strip()
             if match[2] in ("parse", "statement") or not found or found[-1].sql != sql:
-                found.append(Asked(sql))
+                found.append(Statement(sql))
             if match[2] in ("parse", "bind"):
                 found[-1].planning += float(match[1]) / 1000
             else:
@@ -73,16 +73,16 @@ def heard(text: str) -> list[Asked]:
 
 
 def smaller(value: str, count: int) -> str:
-    """The same of a session that is there too where there are only so many."""
+    """Returns the value for a session that exists among the first `count` sessions."""
     if match := re.fullmatch(r"[0-9a-f]{8}-0000-4000-8000-([0-9a-f]{12})", value):
         return session_id(int(match[1], 16) % count or count)
     return f"{int(value, 16) % count or count:064x}" if re.fullmatch(r"0{40}[0-9a-f]{24}", value) else value
 
 
-def ask_sqlite(path, statements: list[Asked]) -> tuple[float, list[str]]:
-    """The median of five times, all statements together; and what walks a whole table."""
+def query_sqlite(path, statements: list[Statement]) -> tuple[float, list[str]]:
+    """Returns the median time of five runs of all statements, and the steps that scan a whole table."""
     database = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
-    times, walks = [], []
+    times, scans = [], []
     for run in range(6):
         total = 0.0
         for one in statements:
@@ -92,10 +92,10 @@ def ask_sqlite(path, statements: list[Asked]) -> tuple[float, list[str]]:
             total += time.perf_counter() - began
             if run == 0:
                 plan = [row[3] for row in database.execute("EXPLAIN QUERY PLAN " + sql, one.values)]
-                walks += [line for line in plan if re.match(rf"SCAN ({'|'.join(TABLES)})\b(?!.*USING)", line)]
-        # The first time it is read from the disk.
+                scans += [line for line in plan if re.match(rf"SCAN ({'|'.join(TABLES)})\b(?!.*USING)", line)]
+        # The first run reads from the disk.
         times += [total] if run else []
-    return lab.median(times), walks
+    return lab.median(times), scans
 
 
 def commands(count: int) -> dict[str, list[str]]:
@@ -113,12 +113,12 @@ def commands(count: int) -> dict[str, list[str]]:
 
 
 def store(bench, directory, count: int) -> None:
-    """The sessions whose messages are asked for: a command looks into the bucket whether there is such a session."""
-    kept = lab.Sessiond(bench.program, directory / "writer", f"file://{directory}/store")
+    """Stores the sessions whose messages are listed: the command checks that the session is in the bucket."""
+    sessiond = lab.Sessiond(bench.program, directory / "writer", f"file://{directory}/store")
     for session in (session_id(count // 2000 * 1000 + 7), session_id(count // 3)):
-        kept.transcript(session).write_bytes(b"".join(Transcript(session).bytes(4000)))
-    with kept.daemon() as daemon:
-        kept.flush()
+        sessiond.transcript(session).write_bytes(b"".join(Transcript(session).bytes(4000)))
+    with sessiond.daemon() as daemon:
+        sessiond.flush()
         daemon.stop()
 
 
@@ -142,11 +142,11 @@ def measure(bench) -> Measured:
         "auto_explain.log_buffers=on",
     ]
     settings += ["log_line_prefix=@@%p %a@@", "log_checkpoints=off"]
-    figures, texts, sent, walking, shown = [], [], {}, [], set()
+    figures, texts, sent, without_index, shown = [], [], {}, [], set()
     with bench.directory("index") as directory, lab.postgres(*settings) as (port, log):
         lab.psql(port, "CREATE DATABASE bench")
-        kept = lab.Sessiond(bench.program, directory, f"file://{directory}/store", f"postgres://postgres@127.0.0.1:{port}/bench")
-        kept.call("ls")
+        sessiond = lab.Sessiond(bench.program, directory, f"file://{directory}/store", f"postgres://postgres@127.0.0.1:{port}/bench")
+        sessiond.call("ls")
         store(bench, directory, count)
         began = time.monotonic()
         fill_postgres(port, count)
@@ -158,26 +158,26 @@ def measure(bench) -> Measured:
             runs = []
             for _ in range(5):
                 at = log.stat().st_size
-                # What is restored is not in the store, so it ends behind its look-up.
-                kept.call(*args, codes=(3,) if args[0] == "restore" else (0,), timeout=120)
+                # The session is not in the store, so a restore ends after the lookup.
+                sessiond.call(*args, codes=(3,) if args[0] == "restore" else (0,), timeout=120)
                 with open(log, errors="replace") as written:
                     written.seek(at)
-                    runs.append(heard(written.read()))
-            took = [sum(one.took for one in run if one.ours) for run in runs]
+                    runs.append(parse_log(written.read()))
+            took = [sum(one.duration for one in run if one.is_from_sessiond) for run in runs]
             middle = runs[sorted(range(len(runs)), key=lambda number: took[number])[len(runs) // 2]]
-            sent[name] = [one for one in middle if one.ours]
-            set_up = sum(one.took for one in middle if not one.ours)
-            walked = [one.sql for one in sent[name] if one.walks]
-            walking += walked
-            walks = f", {len(walked)} without an index scan" if walked else ", all with index scans"
-            ours = f"{ms(lab.median(took))} in {len(sent[name])} statements{walks}" if sent[name] else "no SQL statement: the lookup uses the bucket"
+            sent[name] = [one for one in middle if one.is_from_sessiond]
+            set_up = sum(one.duration for one in middle if not one.is_from_sessiond)
+            scanned = [one.sql for one in sent[name] if one.has_seq_scan]
+            without_index += scanned
+            by_index = f", {len(scanned)} without an index scan" if scanned else ", all with index scans"
+            result = f"{ms(lab.median(took))} in {len(sent[name])} statements{by_index}" if sent[name] else "no SQL statement: the lookup uses the bucket"
             figures.append(
                 Figure(
                     "index",
                     name,
                     lab.median(took) * 1000,
                     "ms",
-                    ours,
+                    result,
                     f"{ms(set_up)} for the connection",
                     LIMIT * 1000,
                     "under 10 ms, index scans only",
@@ -185,14 +185,16 @@ def measure(bench) -> Measured:
                 )
             )
             for one in sent[name]:
-                # The statements that fill in labels and branches are the same for all.
+                # The statements for labels and branches are the same for all commands.
                 if (short := shortened(one.sql)) not in shown:
                     shown.add(short)
                     texts.append(f"`{name}` (parse and bind {ms(one.planning)}, execute {ms(one.running)}):\n\n```\n{short}\n{one.plan.strip()}\n```")
-    # A small table is walked because that is cheaper.
+    # A scan of a small table is cheaper than an index.
     if not bench.short:
         figures.append(
-            Figure("index", "statements without an index scan", len(walking), "", f"{len(walking)} of {sum(map(len, sent.values()))}", "–", 0, "none")
+            Figure(
+                "index", "statements without an index scan", len(without_index), "", f"{len(without_index)} of {sum(map(len, sent.values()))}", "–", 0, "none"
+            )
         )
     texts.insert(
         0,
@@ -201,23 +203,23 @@ def measure(bench) -> Measured:
     )
     small = max(1000, count // 10_000 * 1000)
     with bench.directory("index") as directory:
-        kept = lab.Sessiond(bench.program, directory, f"file://{directory}/store")
-        kept.call("ls")
+        sessiond = lab.Sessiond(bench.program, directory, f"file://{directory}/store")
+        sessiond.call("ls")
         fill_sqlite(directory / "index.db", small)
         size = (directory / "index.db").stat().st_size
         for name, statements in sent.items():
             if statements and all(one.sql.startswith(("SELECT", "WITH")) for one in statements):
                 for one in statements:
                     one.values = [smaller(value, small) for value in one.values]
-                took, walks = ask_sqlite(directory / "index.db", statements)
-                ours = f"{ms(took)} in {len(statements)} statements" + (f"; full scans: {'; '.join(walks)}" if walks else ", all with index scans")
+                took, scans = query_sqlite(directory / "index.db", statements)
+                result = f"{ms(took)} in {len(statements)} statements" + (f"; full scans: {'; '.join(scans)}" if scans else ", all with index scans")
                 figures.append(
                     Figure(
                         "index",
                         f"{name}, SQLite",
                         took * 1000,
                         "ms",
-                        ours,
+                        result,
                         f"{small:,} sessions, {plain(size / 1e9)} GB",
                         LIMIT * 1000,
                         "under 10 ms, index scans only",
@@ -228,7 +230,7 @@ def measure(bench) -> Measured:
 
 
 def shortened(sql: str) -> str:
-    """Without the names of all columns and all but the first value."""
+    """Omits the columns, and all but the first value."""
     sql = re.sub(r"SELECT (namespace, agent, id|position), .*? FROM", r"SELECT \1, … FROM", sql)
     sql = re.sub(r"namespace = \$\d+ AND", "namespace = $… AND", sql)
     return re.sub(r"(\(\$\d+, \$\d+\))(, \(\$\d+, \$\d+\))+", r"\1, …", sql)

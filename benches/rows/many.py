@@ -1,4 +1,4 @@
-"""Many sessions that are stored already: what several rows start from."""
+"""Many stored sessions, which several rows use."""
 
 import os
 import time
@@ -14,7 +14,7 @@ PROJECTS = 100
 
 @dataclass
 class Many:
-    """A root whose sessions are all durable, and the store that has them."""
+    """A root whose sessions are all durable, and its store."""
 
     kept: lab.Sessiond
     proxy: Proxy
@@ -24,7 +24,7 @@ class Many:
 
 
 def ten_thousand(bench) -> Many:
-    """A tenth of that in the short form."""
+    """Returns the sessions; a tenth of them in the short form."""
     return bench.once("ten thousand", lambda: make(bench, 1000 if bench.short else 10_000))
 
 
@@ -33,8 +33,8 @@ def thousand(bench) -> Many:
 
 
 def make(bench, count: int) -> Many:
-    """Files of a few kilobytes with a time in the past, streamed by a daemon and flushed. The ledgers name the store by its address, so it is
-    used behind this proxy ever after, which also counts what is asked."""
+    """Files of a few kilobytes with a time in the past, streamed by a daemon and flushed. The ledgers contain the address of the
+    store, so all rows use it through this proxy, which also counts the requests."""
     directory, bucket, proxy = bench.work / f"many-{count}", bench.bucket(), bench.proxy()
     kept = lab.Sessiond(bench.program, directory, f"s3://{bucket}/kept?endpoint=http://127.0.0.1:{proxy.port}")
     lines, total, old = Transcript("00000000-0000-4000-8000-000000000000", 3).lines(), 0, time.time() - 86_400
@@ -49,9 +49,9 @@ def make(bench, count: int) -> Many:
     began = time.monotonic()
     with kept.daemon(timeout=300) as daemon:
         kept.flush()
-        # The index follows behind; what it still waits for would be work at the next start.
+        # Waits for the index: its backlog would be work at the next start.
         deadline = time.monotonic() + 300
-        while kept.ask({"op": "status"})["status"]["index_backlog"] and time.monotonic() < deadline:
+        while kept.request_control({"op": "status"})["status"]["index_backlog"] and time.monotonic() < deadline:
             time.sleep(0.2)
         daemon.stop()
     return Many(kept, proxy, count, total, time.monotonic() - began)

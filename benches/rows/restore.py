@@ -15,12 +15,12 @@ from figures import Figure, Measured, ms, plain
 from proxy import Proxy
 from transcripts import Transcript
 
-# So many are written down.
-MOST_WAVES = 14
+# Maximum number of waves in the report.
+MAX_WAVES = 14
 SESSION = "5e550000-0000-4000-8000-000000000001"
-# Megabytes, and how many bytes are appended between two flushes: hundreds of entries, and the merges and snapshots made of them.
+# Megabytes, and the bytes between two flushes: hundreds of entries, with their merges and snapshots.
 STEPS = {1: 4 << 10, 12: 16 << 10, 100: 128 << 10}
-# What a shell does with one object: fetched, unpacked, written and hashed at once.
+# The limit: a shell pipeline that fetches, unpacks, writes and hashes one object.
 SIGNED = 'curl -sSf --aws-sigv4 aws:amz:us-east-1:s3 --user "$AWS_ACCESS_KEY_ID:$AWS_SECRET_ACCESS_KEY" "$1"'
 LIMIT = f'set -eo pipefail; {SIGNED} | gunzip | tee "$2" | sha256sum > "$2.sum"'
 
@@ -42,21 +42,21 @@ def stored(bench, megabytes: int) -> Stored:
 
 
 def stream(bench, megabytes: int) -> Stored:
-    """Streams a session in steps, as an agent writes it, and waits until the merging is done."""
+    """Streams a session in steps, as an agent writes it, and waits until compaction is done."""
     bucket, step = bench.bucket(), STEPS[megabytes] * (4 if bench.short else 1)
     with bench.directory("stream") as directory:
         kept = lab.Sessiond(bench.program, directory, f"s3://{bucket}/kept?endpoint=http://127.0.0.1:{bench.s3_port}")
-        path, held = kept.transcript(SESSION), []
+        path, pending = kept.transcript(SESSION), []
         with kept.daemon() as daemon, open(path, "ab", buffering=0) as file:
             for line in Transcript(SESSION, megabytes).bytes(megabytes * 1_000_000):
-                held.append(line)
-                if sum(map(len, held)) >= step:
-                    file.write(b"".join(held))
-                    held.clear()
+                pending.append(line)
+                if sum(map(len, pending)) >= step:
+                    file.write(b"".join(pending))
+                    pending.clear()
                     kept.flush(SESSION)
-            file.write(b"".join(held))
+            file.write(b"".join(pending))
             kept.flush(SESSION)
-            settle(daemon)
+            wait_until_compacted(daemon)
             peak = daemon.status("VmHWM")
             daemon.stop()
         content = path.read_bytes()
@@ -65,8 +65,8 @@ def stream(bench, megabytes: int) -> Stored:
     return Stored(bucket, len(content), hashlib.sha256(content).hexdigest(), client.sizes(bucket, "kept/v1/default/"), peak, step)
 
 
-def settle(daemon: lab.Process) -> None:
-    """Returns when it has not taken any CPU for two seconds."""
+def wait_until_compacted(daemon: lab.Process) -> None:
+    """Waits until the daemon has used no CPU for two seconds."""
     deadline, quiet, last = time.monotonic() + 120, 0, -1.0
     while quiet < 4 and time.monotonic() < deadline:
         time.sleep(0.5)
@@ -75,11 +75,11 @@ def settle(daemon: lab.Process) -> None:
 
 
 def restore(bench, one: Stored, port: int, directory: Path, check: bool = True) -> lab.Process:
-    """In a new container: no index, no ledger, no files."""
+    """Restores in a new container: no index, no ledger, no files."""
     shutil.rmtree(directory, ignore_errors=True)
     fresh = lab.Sessiond(bench.program, directory, f"s3://{one.bucket}/kept?endpoint=http://127.0.0.1:{port}")
     done = fresh.call("restore", SESSION)
-    # What it has written, its claim, goes again: every restore finds the same.
+    # Deletes its claim, so that every restore finds the same objects.
     client = lab.S3(bench.s3_port)
     for key in client.sizes(one.bucket, "kept/v1/default/").keys() - one.objects.keys():
         client.request("DELETE", f"/{one.bucket}/{key}")
@@ -138,7 +138,7 @@ def measure(bench) -> Measured:
 
 
 def waves(proxy: Proxy) -> str:
-    """The requests in order, and which began only after others had ended."""
+    """Lists the requests in waves: a wave starts only after a request of the previous one has ended."""
     seen = sorted((began, ended, method, target) for method, target, _, _, began, ended in list(proxy.seen))
     lines, edge = [], 0.0
     for began, ended, method, target in seen:
@@ -150,8 +150,8 @@ def waves(proxy: Proxy) -> str:
         listed = urllib.parse.parse_qs(query).get("prefix")
         words = (f"list {listed[0]}" if listed else f"{method} {path}").replace(SESSION, "ID")
         lines[-1].append(re.sub(r"(/[^ ]*)?kept/v1/(default/claude-code/)?", "", words))
-    told = [f"{number}. {len(wave)} at once: {', '.join(wave[:3])}{' …' if len(wave) > 3 else ''}" for number, wave in enumerate(lines, 1)]
-    return "\n".join(told[:MOST_WAVES] + [f"\n… {len(told)} in total, one after the other."] * (len(told) > MOST_WAVES))
+    lines_of_waves = [f"{number}. {len(wave)} at once: {', '.join(wave[:3])}{' …' if len(wave) > 3 else ''}" for number, wave in enumerate(lines, 1)]
+    return "\n".join(lines_of_waves[:MAX_WAVES] + [f"\n… {len(lines_of_waves)} in total, one after the other."] * (len(lines_of_waves) > MAX_WAVES))
 
 
 def measure_latency(bench) -> Measured:
@@ -170,7 +170,7 @@ def measure_latency(bench) -> Measured:
             far = limit(bench, one, proxy.port, directory / "b").took
             proxy.reset()
             restore(bench, one, proxy.port, directory / "a")
-        # The least of each: what others do on the machine only adds, and it would add to the difference too.
+        # The minimum of each: other load on the machine only adds time, also to the difference.
         taken = {delay: min(some) for delay, some in times.items()}
         for delay in (20, 50):
             depth = (taken[delay] - taken[0]) / (delay / 1000)

@@ -1,4 +1,4 @@
-"""The size of the program as it is shipped, without symbols."""
+"""The size of the released program, without symbols."""
 
 import shutil
 import subprocess

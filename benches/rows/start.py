@@ -1,4 +1,4 @@
-"""Start of the daemon where everything is stored already."""
+"""Start of the daemon when everything is stored already."""
 
 import lab
 from figures import Figure, Measured, ms, plain, plural
@@ -7,14 +7,14 @@ from rows.many import ten_thousand
 
 def measure(bench) -> Measured:
     many = ten_thousand(bench)
-    took, read, asked, cpu = [], [], [], []
+    took, read, requests, cpu = [], [], [], []
     for _ in range(5):
         many.proxy.reset()
         with many.kept.daemon(timeout=120) as daemon:
             took.append(daemon.ready_after)
             read.append(daemon.io("rchar"))
             cpu.append(daemon.cpu_seconds())
-            asked.append(many.proxy.requests)
+            requests.append(many.proxy.requests)
             daemon.stop()
     start, share = lab.median(took), lab.median(read) / many.bytes
     limit = 2.0 * many.count / 10_000
@@ -25,7 +25,7 @@ def measure(bench) -> Measured:
             start,
             "s",
             f"{ms(start)} until ready, {ms(lab.median(cpu))} CPU",
-            f"{plural(lab.median(asked), 'request')} to the store",
+            f"{plural(lab.median(requests), 'request')} to the store",
             limit,
             f"{plain(limit)} s",
             noise=limit,

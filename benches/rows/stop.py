@@ -1,4 +1,4 @@
-"""The final flush: a second of an agent's work is waiting when SIGTERM comes."""
+"""The final flush: SIGTERM arrives with one second of an agent's work not flushed."""
 
 import ctypes
 import datetime
@@ -9,20 +9,20 @@ import time
 
 import lab
 from figures import Figure, Measured, ms
-from rows.append import SESSION, append, pieces
+from rows.append import SESSION, append, chunks
 from transcripts import Transcript
 
 BACKLOG = 10
 
 
 def durable_at(log: str) -> float:
-    """When it said so, in seconds since 1970."""
-    said = re.findall(r"^(\S+Z) .*everything is durable", log, re.MULTILINE)[-1]
-    return datetime.datetime.fromisoformat(said).timestamp()
+    """Returns the time of the log line, in seconds since 1970."""
+    logged_at = re.findall(r"^(\S+Z) .*everything is durable", log, re.MULTILINE)[-1]
+    return datetime.datetime.fromisoformat(logged_at).timestamp()
 
 
 def inotify() -> float:
-    """What the kernel takes to close an inotify descriptor with watches, which every process that has one pays at its end."""
+    """Returns the time in which the kernel closes an inotify descriptor with watches. Every process with watches pays it at its end."""
     libc = ctypes.CDLL(None)
     descriptor = libc.inotify_init()
     for directory in (b"/", b"/usr", b"/etc"):
@@ -34,25 +34,25 @@ def inotify() -> float:
 
 def measure(bench) -> Measured:
     runs = 8 if bench.short else 60
-    added = pieces(BACKLOG * runs, seed=7)
+    added = chunks(BACKLOG * runs, seed=7)
     took, puts, ends, floor = [], [], [], []
     with bench.directory("stop") as directory:
         bucket = bench.bucket()
-        # An interval that leaves the whole second to the final flush.
-        kept = lab.Sessiond(bench.program, directory, f"s3://{bucket}/kept?endpoint=http://127.0.0.1:{bench.s3_port}")
-        path, bare = kept.transcript(SESSION), lab.S3(bench.s3_port)
+        # The long interval leaves the whole second to the final flush.
+        sessiond = lab.Sessiond(bench.program, directory, f"s3://{bucket}/kept?endpoint=http://127.0.0.1:{bench.s3_port}")
+        path, bare = sessiond.transcript(SESSION), lab.S3(bench.s3_port)
         path.write_bytes(b"".join(Transcript(SESSION).bytes(1 << 20)))
         for run in range(runs):
             some = added[run * BACKLOG : (run + 1) * BACKLOG]
-            with kept.daemon("--flush-interval", "30s") as daemon:
-                kept.flush()
-                for piece in some:
-                    append(path, piece)
+            with sessiond.daemon("--flush-interval", "30s") as daemon:
+                sessiond.flush()
+                for chunk in some:
+                    append(path, chunk)
                     time.sleep(1 / BACKLOG)
-                told, began = time.time(), time.monotonic()
+                signaled_at, began = time.time(), time.monotonic()
                 daemon.stop()
                 ends.append(time.monotonic() - began)
-                took.append(durable_at(daemon.tail()) - told)
+                took.append(durable_at(daemon.tail()) - signaled_at)
             floor.append(inotify())
             body = gzip.compress(b"".join(some), 6)
             began = time.monotonic()

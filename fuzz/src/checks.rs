@@ -17,10 +17,9 @@ use super::agent::transcript::TranscriptReader;
 use super::agent::{FileClass, Profile};
 use super::codec::entry;
 use super::codec::snapshot::{self, HEADER};
-use super::config::Patterns;
 use super::error::{Error, ErrorKind};
 use super::model::{
-    Digest, EntryHeader, FileKind, LogName, ParsedTranscripts, Part, RelPath, keys,
+    Digest, EntryHeader, FileKind, LogName, ParsedTranscripts, Part, Patterns, RelPath, keys,
 };
 
 const GZIP: &[u8] = &[0x1f, 0x8b];

@@ -24,13 +24,6 @@ pub mod sys {
     pub mod shell;
 }
 
-/// A file with a directory of the same name has to be found by its name.
-#[path = "../../src"]
-mod included {
-    pub mod config;
-}
-pub use included::config;
-
 /// For every second seed, changes one value in one of the first `lines` lines in place, if the
 /// result fits into the buffer. Returns the new length.
 pub fn change_in_place(buffer: &mut [u8], size: usize, lines: usize, seed: u32) -> Option<usize> {

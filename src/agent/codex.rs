@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use super::{FileClass, Profile, UUID_LEN, env_or_home, is_uuid, session_log};
-use crate::model::{AgentName, FileKind, LogName, RelPath, TranscriptLine};
+use crate::model::{AgentName, FileKind, LogName, RelPath, SessionId, TranscriptLine};
 
 /// The profile of Codex.
 pub struct Codex {
@@ -77,6 +77,10 @@ impl Profile for Codex {
 
     fn parse_line(&self, _path: &RelPath, line: &[u8]) -> Option<TranscriptLine> {
         lines::read(line)
+    }
+
+    fn resume_args(&self, id: &SessionId) -> Vec<String> {
+        vec!["resume".to_owned(), id.to_string()]
     }
 
     fn project_name(&self, cwd: &Path) -> String {

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::{DAY, FileClass, Profile, env_or_home, is_never_stored, is_uuid, stored_in_session};
 use crate::model::{
-    AgentName, FileKind, LogName, ProjectId, RelPath, SessionFacts, TranscriptLine,
+    AgentName, FileKind, LogName, ProjectId, RelPath, SessionFacts, SessionId, TranscriptLine,
 };
 
 /// The profile of Gemini CLI.
@@ -134,6 +134,10 @@ impl Profile for Gemini {
             }
         }
         Some(line)
+    }
+
+    fn resume_args(&self, id: &SessionId) -> Vec<String> {
+        vec!["--resume".to_owned(), id.to_string()]
     }
 
     fn project_name(&self, cwd: &Path) -> String {

@@ -5,10 +5,9 @@ use std::path::{Path, PathBuf};
 
 use regex_lite::Regex;
 
-use super::{FileClass, Profile, is_never_stored};
-use crate::config::Patterns;
+use super::{FileClass, NewSessionArgs, Profile, is_never_stored};
 use crate::error::{Error, Result};
-use crate::model::{AgentName, FileKind, LogName, RelPath, SessionId, TranscriptLine};
+use crate::model::{AgentName, FileKind, LogName, Patterns, RelPath, SessionId, TranscriptLine};
 
 /// A profile made of patterns.
 pub struct Generic {
@@ -16,6 +15,8 @@ pub struct Generic {
     sessions: Vec<Regex>,
     append: Vec<Regex>,
     never: Vec<Regex>,
+    new_session_args: Vec<String>,
+    resume_args: Vec<String>,
 }
 
 impl Generic {
@@ -44,8 +45,17 @@ impl Generic {
             sessions: compile(&patterns.sessions)?,
             append: compile(&patterns.append)?,
             never: compile(&patterns.never)?,
+            new_session_args: patterns.new_session_args.clone(),
+            resume_args: patterns.resume_args.clone(),
         })
     }
+}
+
+/// Replaces `{session}` in arguments.
+fn with_session(args: &[String], id: &SessionId) -> Vec<String> {
+    let args = args.iter();
+    args.map(|arg| arg.replace("{session}", id.as_str()))
+        .collect()
 }
 
 fn pattern(text: &str) -> Result<Regex> {
@@ -121,12 +131,27 @@ impl Profile for Generic {
         false
     }
 
+    fn knows_transcripts(&self) -> bool {
+        false
+    }
+
     fn has_messages(&self, _path: &RelPath) -> bool {
         false
     }
 
     fn parse_line(&self, _path: &RelPath, _line: &[u8]) -> Option<TranscriptLine> {
         None
+    }
+
+    fn new_session_args(&self, id: &SessionId) -> NewSessionArgs {
+        match self.new_session_args.as_slice() {
+            [] => NewSessionArgs::ChosenByAgent,
+            args => NewSessionArgs::Args(with_session(args, id)),
+        }
+    }
+
+    fn resume_args(&self, id: &SessionId) -> Vec<String> {
+        with_session(&self.resume_args, id)
     }
 
     fn project_name(&self, cwd: &Path) -> String {
@@ -173,6 +198,8 @@ mod tests {
             sessions: vec!["chats/{session}-*.json".into()],
             append: vec![],
             never: vec!["**/secret*".into()],
+            new_session_args: vec!["--id={session}".to_owned()],
+            ..Patterns::default()
         };
         assert_eq!(
             classify(&patterns, "chats/ab-1.json"),

@@ -37,6 +37,17 @@ pub enum FileClass {
     SessionInContent(&'static str, FileKind, Option<LogName>),
 }
 
+/// How an agent's program starts a new session with a given ID.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NewSessionArgs {
+    /// With these arguments.
+    Args(Vec<String>),
+    /// It cannot: the agent chooses the ID itself.
+    ChosenByAgent,
+    /// It cannot: the ID must have another form.
+    InvalidId(&'static str),
+}
+
 /// The rules for one agent.
 ///
 /// # Contract
@@ -66,6 +77,11 @@ pub trait Profile: Send + Sync + 'static {
 
     /// Whether a file is the transcript of a session, and not of a sub-agent. A session has one.
     fn is_transcript(&self, path: &RelPath) -> bool;
+
+    /// Whether the profile knows which file is the transcript of a session.
+    fn knows_transcripts(&self) -> bool {
+        true
+    }
 
     /// Whether a file is parsed: a transcript of a session or of a sub-agent.
     fn has_messages(&self, path: &RelPath) -> bool;
@@ -99,6 +115,16 @@ pub trait Profile: Send + Sync + 'static {
             &text[16..20],
             &text[20..]
         )
+    }
+
+    /// How the agent's program starts a new session with this ID.
+    fn new_session_args(&self, _id: &SessionId) -> NewSessionArgs {
+        NewSessionArgs::ChosenByAgent
+    }
+
+    /// The arguments with which the agent's program resumes a session; empty if it has none.
+    fn resume_args(&self, _id: &SessionId) -> Vec<String> {
+        Vec::new()
     }
 
     /// The path of a session's file if the agent runs in another project; none if the path does not

@@ -88,6 +88,10 @@ impl Profile for OpenCode {
         Some(line)
     }
 
+    fn resume_args(&self, id: &SessionId) -> Vec<String> {
+        vec!["--session".to_owned(), id.to_string()]
+    }
+
     fn project_name(&self, cwd: &Path) -> String {
         cwd.to_string_lossy().into_owned()
     }

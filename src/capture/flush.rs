@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use tracing::Instrument;
 use tracing::field::{Empty, display};
 
-use super::Context;
+use super::CaptureContext;
 use super::changes::{ChangeDetector, ChangeSet};
 use super::recover::recover_ledger;
 use crate::agent::transcript::TranscriptReader;
@@ -94,7 +94,11 @@ impl LogFlusher {
     }
 
     /// Makes the current changes durable. Partial lines are included if the agent has exited.
-    pub async fn flush(&mut self, context: &Context, agent_exited: bool) -> Result<FlushOutcome> {
+    pub async fn flush(
+        &mut self,
+        context: &CaptureContext,
+        agent_exited: bool,
+    ) -> Result<FlushOutcome> {
         let span = tracing::info_span!(target: TRACE_TARGET, "flush", session.id = %self.id.name, entries = Empty, bytes = Empty, error = Empty);
         let result = self
             .run_steps(context, agent_exited)
@@ -109,7 +113,11 @@ impl LogFlusher {
         result
     }
 
-    async fn run_steps(&mut self, context: &Context, agent_exited: bool) -> Result<FlushOutcome> {
+    async fn run_steps(
+        &mut self,
+        context: &CaptureContext,
+        agent_exited: bool,
+    ) -> Result<FlushOutcome> {
         let mut outcome = FlushOutcome::default();
         let mut races = LostRaces::default();
         loop {
@@ -141,7 +149,7 @@ impl LogFlusher {
         }
     }
 
-    async fn load_ledger(&mut self, context: &Context) -> Result<Ledger> {
+    async fn load_ledger(&mut self, context: &CaptureContext) -> Result<Ledger> {
         let on_disk = Ledger::load(&*context.directory, &context.logs.store.address(), &self.id)
             .filter(|_| !self.is_ledger_stale);
         let mut ledger = match on_disk {
@@ -160,7 +168,7 @@ impl LogFlusher {
 
     async fn step(
         &mut self,
-        context: &Context,
+        context: &CaptureContext,
         ledger: &mut Ledger,
         agent_exited: bool,
         outcome: &mut FlushOutcome,
@@ -208,7 +216,7 @@ impl LogFlusher {
 
     fn encode(
         &mut self,
-        context: &Context,
+        context: &CaptureContext,
         ledger: &Ledger,
         mut changes: ChangeSet,
     ) -> Result<PendingEntry> {
@@ -245,7 +253,7 @@ impl LogFlusher {
 
     async fn append(
         &mut self,
-        context: &Context,
+        context: &CaptureContext,
         ledger: &mut Ledger,
         pending: PendingEntry,
         outcome: &mut FlushOutcome,
@@ -275,7 +283,7 @@ impl LogFlusher {
 
     fn written(
         &mut self,
-        context: &Context,
+        context: &CaptureContext,
         ledger: &mut Ledger,
         pending: PendingEntry,
         outcome: &mut FlushOutcome,
@@ -316,7 +324,11 @@ impl LogFlusher {
     /// replaced or restored from a backup since the ledger was written, or the session may have
     /// been removed. An entry after a missing one would make the log unreadable. Runs before the
     /// first write of a process and after a long idle time.
-    async fn confirm(&mut self, context: &Context, ledger: &mut Ledger) -> Result<Option<Step>> {
+    async fn confirm(
+        &mut self,
+        context: &CaptureContext,
+        ledger: &mut Ledger,
+    ) -> Result<Option<Step>> {
         let exists = self.has_last_entry(context, &ledger.log_writer).await?;
         let log_writer = &ledger.log_writer;
         let has_reserved_seq = exists
@@ -347,7 +359,11 @@ impl LogFlusher {
         Ok(Some(Step::Recover))
     }
 
-    async fn has_last_entry(&self, context: &Context, log_writer: &LogWriter) -> Result<bool> {
+    async fn has_last_entry(
+        &self,
+        context: &CaptureContext,
+        log_writer: &LogWriter,
+    ) -> Result<bool> {
         let (logs, seq) = (&context.logs, log_writer.seq);
         match log_writer.target {
             _ if seq == 0 => Ok(true),
@@ -407,7 +423,7 @@ impl LogFlusher {
 
     /// Saves the ledger. A failure, such as a full disk, does not stop the flush, because the
     /// ledger can be recovered from the store.
-    fn save(&self, context: &Context, ledger: &Ledger, durable: bool) {
+    fn save(&self, context: &CaptureContext, ledger: &Ledger, durable: bool) {
         if let Err(error) = ledger.save(&*context.directory, durable) {
             tracing::warn!(%error, session = %self.id.name, "saving the ledger failed");
         }
@@ -418,7 +434,7 @@ impl LogFlusher {
     /// remaining changes go to a branch.
     fn resolve_conflict(
         &mut self,
-        context: &Context,
+        context: &CaptureContext,
         ledger: &mut Ledger,
         entry: Option<Box<Entry>>,
     ) -> Result<Step> {
@@ -476,7 +492,7 @@ impl LogFlusher {
 }
 
 /// Starts a branch with a new writer ID that contains all files from the start.
-fn start_branch(context: &Context, ledger: &mut Ledger) {
+fn start_branch(context: &CaptureContext, ledger: &mut Ledger) {
     ledger.log_writer = LogWriter {
         writer: new_writer_id(&context.logs.rng),
         target: WriteTarget::Branch,
@@ -489,7 +505,7 @@ fn start_branch(context: &Context, ledger: &mut Ledger) {
 
 /// Advances the cursors past an entry that this writer wrote before a crash. Returns false if the
 /// local files do not prove that this writer wrote it: a copy of the volume has the same writer ID.
-fn apply_own_entry(context: &Context, ledger: &mut Ledger, entry: &Entry) -> Result<bool> {
+fn apply_own_entry(context: &CaptureContext, ledger: &mut Ledger, entry: &Entry) -> Result<bool> {
     let cursor_at = |path: &RelPath, kind, len| -> Result<Option<FileCursor>> {
         let failed = |cause| Error::io(format!("read {path}"), cause);
         let Some(file) = context.directory.open(path).map_err(failed)? else {
@@ -502,12 +518,12 @@ fn apply_own_entry(context: &Context, ledger: &mut Ledger, entry: &Entry) -> Res
     // local files contain all its changes.
     let (mut has_appended_lines, mut has_all_changes) = (false, true);
     for moved in &entry.header.moves {
-        let Some(cursor) = files.remove(&moved.from) else {
-            continue;
-        };
-        has_all_changes &= cursor_at(&moved.to, cursor.kind, cursor.len)?
-            .is_some_and(|local| local.hash == cursor.hash);
-        files.insert(moved.to.clone(), cursor);
+        if moved.apply(&mut files)
+            && let Some(cursor) = files.get(&moved.to)
+        {
+            has_all_changes &= cursor_at(&moved.to, cursor.kind, cursor.len)?
+                .is_some_and(|local| local.hash == cursor.hash);
+        }
     }
     for part in &entry.header.parts {
         let cursor = cursor_at(&part.path, part.kind, part.end())?
@@ -545,7 +561,7 @@ fn exists(read: Result<Option<Entry>>) -> Result<bool> {
 }
 
 fn entry_appended(
-    context: &Context,
+    context: &CaptureContext,
     ledger: &Ledger,
     encoded: &EncodedEntry,
     transcripts: ParsedTranscripts,

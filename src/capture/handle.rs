@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::tracked_log::{LogStatus, StreamSummary};
 use crate::error::{Error, ErrorKind, Result};
-use crate::model::{LogName, RelPath, SessionId};
+use crate::model::{LogName, RelPath, SessionId, WriterId};
 
 /// The result of a flush.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, PartialEq)]
@@ -20,6 +20,8 @@ pub struct FlushReport {
 pub struct FinishReport {
     /// The logs with changes that are not durable.
     pub not_durable: Vec<LogStatus>,
+    /// The logs whose last entries are on a branch, because another writer owns them.
+    pub fenced: Vec<(LogName, WriterId)>,
 }
 
 pub(super) enum Command {

@@ -36,7 +36,7 @@ pub use tracked_log::StreamSummary;
 
 /// The dependencies of the streamer.
 #[derive(Clone)]
-pub struct Context {
+pub struct CaptureContext {
     /// The agent's directory.
     pub directory: Arc<dyn Directory>,
     /// The agent's profile.
@@ -57,7 +57,7 @@ pub struct Context {
     pub max_concurrent_flushes: usize,
 }
 
-impl Context {
+impl CaptureContext {
     /// Passes an appended entry to the queues and counters.
     fn entry_appended(&self, record: EntryRecord) {
         self.counters.entry_appended(&record);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use tokio::time::Instant;
 
-use super::Context;
+use super::CaptureContext;
 use crate::error::{Error, ErrorContext, ErrorKind, Result};
 use crate::log::ledger::{FileCursor, Ledger};
 use crate::log::writer::{LogWriter, WriteTarget};
@@ -16,7 +16,7 @@ use crate::sys::mutation::{Mutation, is_active};
 
 /// Makes a ledger from the log in the store. If the local files equal or extend the log, the writer
 /// continues after its head, otherwise on a branch. Does not claim the log.
-pub async fn recover_ledger(context: &Context, id: &LogId) -> Result<Ledger> {
+pub async fn recover_ledger(context: &CaptureContext, id: &LogId) -> Result<Ledger> {
     let writer = new_writer_id(&context.logs.rng);
     let now = context.logs.clock.now();
     let state = match context.logs.read_state(id).await {

@@ -1,10 +1,11 @@
 //! The counters of the streamer: entries, branches and flushes.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use tokio::sync::watch;
 
 use super::flush::FlushOutcome;
 use crate::error::{ErrorKind, Result};
@@ -16,8 +17,8 @@ use crate::sys::{Counters, Operation};
 #[derive(Default)]
 pub struct StreamCounters {
     counters: Arc<Counters>,
-    /// The branches to which this process has appended. Each is counted once.
-    branches: Mutex<BTreeSet<(LogName, WriterId)>>,
+    /// The branches to which this process has appended.
+    branches: watch::Sender<BTreeSet<(LogName, WriterId)>>,
 }
 
 impl StreamCounters {
@@ -25,15 +26,22 @@ impl StreamCounters {
     pub fn new(counters: Arc<Counters>) -> StreamCounters {
         StreamCounters {
             counters,
-            branches: Mutex::default(),
+            branches: watch::Sender::default(),
         }
+    }
+
+    /// The branches to which this process has appended: each belongs to a session that another
+    /// writer owns.
+    pub fn branches(&self) -> watch::Receiver<BTreeSet<(LogName, WriterId)>> {
+        self.branches.subscribe()
     }
 
     /// Counts an appended entry.
     pub(super) fn entry_appended(&self, record: &EntryRecord) {
         let is_new_branch = record.branch.as_ref().is_some_and(|writer| {
-            let mut branches = self.branches.lock().unwrap_or_else(PoisonError::into_inner);
-            branches.insert((record.log.name.clone(), writer.clone()))
+            let branch = (record.log.name.clone(), writer.clone());
+            self.branches
+                .send_if_modified(|branches| branches.insert(branch))
         });
         self.counters
             .record_entry(record.header.body_len(), record.stored_bytes);

@@ -13,7 +13,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::{self, JoinSet};
 use tokio::time::{Instant, sleep_until};
 
-use super::Context;
+use super::CaptureContext;
 use super::flush::{FlushOutcome, LogFlusher};
 use super::flush_state::{FlushAction, FlushEvent, RunningFlush};
 use super::handle::{Command, FinishReport, FlushReport, StreamerHandle};
@@ -55,7 +55,7 @@ struct Shutdown {
 
 /// The streamer.
 pub struct Streamer {
-    context: Context,
+    context: CaptureContext,
     root: PathBuf,
     events: Arc<EventBuffer>,
     watcher: Box<dyn Watcher>,
@@ -82,7 +82,7 @@ impl Streamer {
     /// Scans the directory, then streams in the background until `StreamerHandle::finish`. Returns
     /// when all existing files are known and watched.
     pub fn start(
-        context: Context,
+        context: CaptureContext,
         root: PathBuf,
         events: Arc<EventBuffer>,
         watcher: Box<dyn Watcher>,
@@ -167,7 +167,11 @@ impl Streamer {
         if let Some(shutdown) = self.shutdown.take() {
             self.flushes.abort_all();
             let not_durable = self.statuses(|log| log.state.unsaved_since().is_some());
-            let _ = shutdown.reply.send(FinishReport { not_durable });
+            let fenced = self.context.counters.branches().borrow().clone();
+            let _ = shutdown.reply.send(FinishReport {
+                not_durable,
+                fenced: fenced.into_iter().collect(),
+            });
         }
     }
 

@@ -4,9 +4,9 @@ use serde::Serialize;
 
 use crate::cli::table::Table;
 use crate::cli::{exit, print, select};
+use crate::codec::pin::NamedCheckpoint;
 use crate::config::Settings;
 use crate::error::Result;
-use crate::log::pins::NamedCheckpoint;
 use crate::model::Checkpoint;
 use crate::operations::index::update_checkpoints;
 use crate::sessions::{find, point};

@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 use tokio::time::Instant;
 
-use crate::cli::start::{self, RestoreArgs};
+use crate::cli::start::{self, RestoreArgs, TakeoverArgs};
 use crate::cli::{exit, print};
 use crate::config::{Settings, StreamConfig};
 use crate::daemon::service::Service;
@@ -36,6 +36,10 @@ pub struct Args {
     #[arg(long, env = "SESSIOND_WAIT_PID", value_name = "PID")]
     pub wait_pid: Option<i32>,
 
+    /// The reaction to a takeover.
+    #[command(flatten)]
+    pub takeover: TakeoverArgs,
+
     /// The session to restore.
     #[command(flatten)]
     pub restore: RestoreArgs,
@@ -62,7 +66,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let health = start::start_probes(&args.stream, false).await?;
     let mut signals = Signals::for_termination()?;
     let prepared = tokio::select! {
-        prepared = start::prepare(settings, &args.restore, &args.stream, options, &health) => prepared,
+        prepared = Box::pin(start::prepare(settings, &args.restore, &args.stream, options, &health)) => prepared,
         signal = signals.termination() => {
             tracing::info!(signal = signal.number, "stopped before streaming started");
             return Ok(exit::OK);
@@ -70,9 +74,9 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     };
     let streaming = match prepared {
         Ok(streaming) => streaming,
-        Err((error, code)) => {
-            print::error(&error);
-            return Ok(code);
+        Err(failure) => {
+            print::error(&failure.error);
+            return Ok(failure.code);
         }
     };
     let mut deadline = None;
@@ -82,6 +86,9 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
             deadline = Some(Instant::now() + flush_deadline);
         }
         () = exit_of(pid) => tracing::info!("the --wait-pid process has exited; stopping"),
+        () = args.takeover.wait(&streaming.service) => {
+            tracing::error!("another writer took the session over; stopping");
+        }
     }
     if let (Some(deadline), Some(_)) = (deadline, pid) {
         // The agent still writes after it gets the signal: flush when it has exited.
@@ -96,13 +103,32 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     }
     let is_terminated = deadline.is_some();
     let deadline = deadline.unwrap_or_else(|| Instant::now() + flush_deadline);
-    let is_durable = final_flush(streaming.service, deadline, &mut signals, is_terminated).await?;
+    let ended = final_flush(streaming.service, deadline, &mut signals, is_terminated).await?;
     hand_over_state(streaming.restore.disk(), streaming.restore.owner());
-    Ok(if is_durable {
-        exit::OK
-    } else {
-        exit::NOT_DURABLE
-    })
+    Ok(ended.exit_code())
+}
+
+/// How the final flush ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FinalFlush {
+    /// Everything is durable.
+    Durable,
+    /// Everything is durable, but another writer owns a session, and its last entries are on a
+    /// branch.
+    Fenced,
+    /// Something is not durable.
+    NotDurable,
+}
+
+impl FinalFlush {
+    /// The exit code of a process without a child.
+    pub fn exit_code(self) -> u8 {
+        match self {
+            FinalFlush::Durable => exit::OK,
+            FinalFlush::Fenced => exit::FENCED,
+            FinalFlush::NotDurable => exit::NOT_DURABLE,
+        }
+    }
 }
 
 /// As root: gives the state directory to the owner of the agent's directory, so that the next
@@ -115,13 +141,13 @@ pub fn hand_over_state(disk: &Disk, owner: Option<Owner>) {
     }
 }
 
-/// Runs the final flush; false if something is not durable. A second termination signal ends it.
+/// Runs the final flush. A second termination signal ends it.
 pub async fn final_flush(
     service: Service,
     deadline: Instant,
     signals: &mut Signals,
     mut is_terminated: bool,
-) -> Result<bool> {
+) -> Result<FinalFlush> {
     let flush = service.stop(deadline);
     tokio::pin!(flush);
     let report = loop {
@@ -130,14 +156,20 @@ pub async fn final_flush(
             signal = signals.termination() => {
                 if is_terminated {
                     abort_flush();
-                    return Ok(false);
+                    return Ok(FinalFlush::NotDurable);
                 }
                 tracing::info!(signal = signal.number, "the final flush is running; a second signal stops it");
                 is_terminated = true;
             }
         }
     };
-    Ok(report.not_durable.is_empty())
+    Ok(
+        match (report.not_durable.is_empty(), report.fenced.is_empty()) {
+            (false, _) => FinalFlush::NotDurable,
+            (true, false) => FinalFlush::Fenced,
+            (true, true) => FinalFlush::Durable,
+        },
+    )
 }
 
 fn abort_flush() -> u8 {

@@ -186,7 +186,7 @@ fn run_steps(demo: &Demo) -> Result<()> {
     demo.run("second-container", &["verify", "--all"])?;
     print::line("  without sessiond: zcat …/log/000000000002.gz | tail -n +2 | jq .")?;
     print::line(
-        "\nAs a container's entrypoint: sessiond run --session \"$ID\" -- claude --resume \"$ID\"",
+        "\nAs a container's entrypoint: sessiond run --request \"$JOB\" -- claude {session-args}",
     )
 }
 

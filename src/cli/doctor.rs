@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::cli::{exit, print};
 use crate::config::Settings;
-use crate::daemon::socket::{self, Request, Response, Status};
+use crate::daemon::socket::{self, DaemonStatus, Request, Response};
 use crate::error::{Error, Result};
 use crate::model::keys;
 use crate::store::list_objects;
@@ -55,9 +55,9 @@ struct Finding {
 }
 
 #[derive(Default)]
-struct Findings(Vec<Finding>);
+struct DoctorReport(Vec<Finding>);
 
-impl Findings {
+impl DoctorReport {
     fn add(
         &mut self,
         check: &'static str,
@@ -84,27 +84,27 @@ impl Findings {
 
 /// Runs the checks.
 pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
-    let mut findings = Findings::default();
+    let mut report = DoctorReport::default();
     let parts = Parts::build(settings, None).await;
-    agents::check(parts.as_ref().ok(), &mut findings).await;
+    agents::check(parts.as_ref().ok(), &mut report).await;
     match parts {
-        Err(error) => findings.fail("settings", &error),
+        Err(error) => report.fail("settings", &error),
         Ok(parts) => {
-            check_database(&parts, &mut findings).await;
-            directory::check(&parts, &mut findings);
-            check_store(&parts, &mut findings).await;
-            check_encryption(&parts, &mut findings);
-            check_clock(&parts, &mut findings).await;
-            check_index(&parts, &mut findings).await;
-            check_daemon(&parts, &mut findings).await;
+            check_database(&parts, &mut report).await;
+            directory::check(&parts, &mut report);
+            check_store(&parts, &mut report).await;
+            check_encryption(&parts, &mut report);
+            check_clock(&parts, &mut report).await;
+            check_index(&parts, &mut report).await;
+            check_daemon(&parts, &mut report).await;
         }
     }
     if args.json {
-        print::json(&findings.0)?;
+        print::json(&report.0)?;
     } else {
-        findings.0.iter().try_for_each(print_finding)?;
+        report.0.iter().try_for_each(print_finding)?;
     }
-    let has_failed = findings.0.iter().any(|it| it.grade == Grade::Fail);
+    let has_failed = report.0.iter().any(|it| it.grade == Grade::Fail);
     Ok(if has_failed { exit::FAILED } else { exit::OK })
 }
 
@@ -130,27 +130,27 @@ fn print_finding(finding: &Finding) -> Result<()> {
 }
 
 /// The agent's database, if it stores its sessions in one.
-async fn check_database(parts: &Parts, findings: &mut Findings) {
+async fn check_database(parts: &Parts, report: &mut DoctorReport) {
     let Some(mirror) = &parts.mirror else { return };
     match mirror.count_sessions().await {
-        Ok(sessions) => findings.ok(
+        Ok(sessions) => report.ok(
             "files",
             format!(
                 "stored: the rows of {} in the agent's database; ignored: all other tables and files",
                 print::plural(sessions, "session", "sessions")
             ),
         ),
-        Err(error) => findings.fail("directory", &error),
+        Err(error) => report.fail("directory", &error),
     }
 }
 
-async fn check_store(parts: &Parts, findings: &mut Findings) {
+async fn check_store(parts: &Parts, report: &mut DoctorReport) {
     let names = match parts.logs.log_names("").await {
         Ok(names) => names,
-        Err(error) => return findings.fail("store", &error),
+        Err(error) => return report.fail("store", &error),
     };
     let sessions = names.iter().filter(|name| !name.is_project()).count();
-    findings.ok(
+    report.ok(
         "store",
         format!(
             "{}: {} of {} in namespace {}",
@@ -166,19 +166,19 @@ async fn check_store(parts: &Parts, findings: &mut Findings) {
         .choose(&*parts.store, &parts.logs.rng)
         .await
     {
-        Ok(fence) if fence.as_str() == "off" => findings.add(
+        Ok(fence) if fence.as_str() == "off" => report.add(
             "fencing",
             Grade::Warn,
             "off: two writers can append to one session at the same time",
             Some("use --fencing auto"),
         ),
-        Ok(fence) => findings.ok("fencing", format!("enforced by the {}", fence.as_str())),
-        Err(error) => findings.fail("fencing", &error),
+        Ok(fence) => report.ok("fencing", format!("enforced by the {}", fence.as_str())),
+        Err(error) => report.fail("fencing", &error),
     }
 }
 
 /// Whether objects are encrypted, and whether a configured identity can decrypt them.
-fn check_encryption(parts: &Parts, findings: &mut Findings) {
+fn check_encryption(parts: &Parts, report: &mut DoctorReport) {
     const CHECK: &str = "encryption";
     let (recipients, identities) = parts.keyring.counts();
     let on = format!(
@@ -186,15 +186,15 @@ fn check_encryption(parts: &Parts, findings: &mut Findings) {
         print::plural(recipients, "recipient", "recipients")
     );
     match (recipients, identities) {
-        (0, _) => findings.ok(CHECK, "off: sessiond does not encrypt objects"),
-        (_, 0) => findings.ok(
+        (0, _) => report.ok(CHECK, "off: sessiond does not encrypt objects"),
+        (_, 0) => report.ok(
             CHECK,
             format!("{on}; no identity: only objects that this machine wrote can be read"),
         ),
         _ if parts.keyring.can_decrypt_new_objects() => {
-            findings.ok(CHECK, format!("{on}; the identity can decrypt new objects"));
+            report.ok(CHECK, format!("{on}; the identity can decrypt new objects"));
         }
-        _ => findings.add(
+        _ => report.add(
             CHECK,
             Grade::Warn,
             format!("{on}; no identity can decrypt new objects"),
@@ -205,7 +205,7 @@ fn check_encryption(parts: &Parts, findings: &mut Findings) {
 
 /// The order of entries does not depend on a clock. Displayed times do, and S3 rejects requests
 /// whose time is wrong.
-async fn check_clock(parts: &Parts, findings: &mut Findings) {
+async fn check_clock(parts: &Parts, report: &mut DoctorReport) {
     let key = keys::probe(&format!("clock-{:016x}", parts.logs.rng.next()));
     let measure = async {
         parts
@@ -223,33 +223,33 @@ async fn check_clock(parts: &Parts, findings: &mut Findings) {
         )
     };
     match measure.await {
-        Err(error) => findings.fail("clock", &error),
+        Err(error) => report.fail("clock", &error),
         Ok(Some(ahead)) if ahead.abs() > MAX_CLOCK_SKEW => {
             let text = format!(
                 "the store's clock is {} seconds {} the local clock",
                 ahead.abs(),
                 if ahead > 0 { "ahead of" } else { "behind" }
             );
-            findings.add(
+            report.add(
                 "clock",
                 Grade::Warn,
                 text,
                 Some("synchronize the local clock with NTP; S3 rejects requests that are 15 minutes off"),
             );
         }
-        Ok(_) => findings.ok("clock", "agrees with the store's clock"),
+        Ok(_) => report.ok("clock", "agrees with the store's clock"),
     }
 }
 
-async fn check_index(parts: &Parts, findings: &mut Findings) {
+async fn check_index(parts: &Parts, report: &mut DoctorReport) {
     if let Err(error) = parts.index.ping().await {
-        return findings.fail("index", &error);
+        return report.fail("index", &error);
     }
-    findings.ok("index", parts.index.address());
+    report.ok("index", parts.index.address());
     let failures = parts.index.failures(&parts.logs.namespace, MAX_FAILURES);
     for failure in failures.await.unwrap_or_default() {
         let session = failure.session.unwrap_or_default();
-        findings.add(
+        report.add(
             "errors",
             Grade::Warn,
             format!(
@@ -263,18 +263,18 @@ async fn check_index(parts: &Parts, findings: &mut Findings) {
     }
 }
 
-async fn check_daemon(parts: &Parts, findings: &mut Findings) {
+async fn check_daemon(parts: &Parts, report: &mut DoctorReport) {
     let Ok(root) = parts.root() else { return };
     let Ok(Response::Status(status)) = socket::send_request(root, &Request::Status).await else {
-        return findings.add(
+        return report.add(
             "daemon",
             Grade::Warn,
             format!("no sessiond is running for {}", root.display()),
             Some("run \"sessiond daemon\" to start one"),
         );
     };
-    check_lag(&status, findings);
-    findings.ok(
+    check_lag(&status, report);
+    report.ok(
         "daemon",
         format!(
             "process {} streams {}",
@@ -284,15 +284,15 @@ async fn check_daemon(parts: &Parts, findings: &mut Findings) {
     );
     if let Some(error) = &status.database_error {
         let text = format!("the daemon cannot read the agent's database: {error}");
-        findings.add("lag", Grade::Fail, text, None);
+        report.add("lag", Grade::Fail, text, None);
     }
     for log in &status.sessions {
         if let Some(error) = &log.last_error {
             let text = format!("session {} is not durable: {error}", log.session);
-            findings.add("daemon", Grade::Fail, text, None);
+            report.add("daemon", Grade::Fail, text, None);
         }
         if log.is_branch() {
-            findings.add(
+            report.add(
                 "daemon",
                 Grade::Warn,
                 format!(
@@ -308,7 +308,7 @@ async fn check_daemon(parts: &Parts, findings: &mut Findings) {
     }
 }
 
-fn check_lag(status: &Status, findings: &mut Findings) {
+fn check_lag(status: &DaemonStatus, report: &mut DoctorReport) {
     let lags = status.sessions.iter().map(|log| log.lag_seconds);
     let seconds = lags.fold(0.0, f64::max);
     let bytes: u64 = status.sessions.iter().map(|log| log.lag_bytes).sum();
@@ -318,9 +318,9 @@ fn check_lag(status: &Status, findings: &mut Findings) {
         print::plural(seconds.round() as u64, "second", "seconds")
     );
     match bytes {
-        0 => findings.ok("lag", "none: everything is durable"),
-        _ if seconds < MAX_LAG => findings.ok("lag", text),
-        _ => findings.add(
+        0 => report.ok("lag", "none: everything is durable"),
+        _ if seconds < MAX_LAG => report.ok("lag", text),
+        _ => report.add(
             "lag",
             Grade::Fail,
             text,

@@ -17,8 +17,13 @@ const PREFIX: &str = "SESSIOND_";
 pub const COMPLETE: &str = "SESSIOND_COMPLETE";
 
 /// Variables that belong to sessiond but set no flag: the address that the Agent SDK adapters
-/// connect to, and the completion request.
-const NON_FLAG_VARIABLES: [&str; 2] = ["SESSIOND_ADDRESS", COMPLETE];
+/// connect to, the session that `run` tells its command, and the completion request.
+const NON_FLAG_VARIABLES: [&str; 4] = [
+    "SESSIOND_ADDRESS",
+    "SESSIOND_SESSION_ID",
+    "SESSIOND_RESTORED",
+    COMPLETE,
+];
 
 /// The largest edit distance at which a name is suggested.
 const MAX_DISTANCE: usize = 3;

@@ -6,10 +6,10 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 
 use crate::agent::Profile;
-use crate::cli::agent_version::installed_version;
 use crate::error::{Error, Result};
 use crate::model::Version;
 use crate::operations::history_file::HistoryFallback;
+use crate::sys::program_version::installed_version;
 
 /// What to do if a session cannot be restored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -14,7 +14,7 @@ use crate::wire::Parts;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:
   NEW=$(sessiond fork 3f2a --at turn:4 --quiet)
-  sessiond run --session $NEW -- claude --resume $NEW")]
+  sessiond run --session $NEW -- claude {session-args}")]
 pub struct Args {
     /// Session ID or unambiguous prefix
     #[arg(value_name = "ID")]

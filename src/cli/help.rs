@@ -146,7 +146,7 @@ pub fn about(command: &Command, name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
+    use std::collections::{BTreeMap, BTreeSet};
 
     use super::*;
 
@@ -213,12 +213,25 @@ mod tests {
     }
 
     #[test]
-    fn a_variable_is_named_after_its_flag_and_belongs_to_one_flag_only() {
+    fn a_variable_is_named_after_its_flag_and_has_one_meaning_in_all_commands() {
         let mut wrong = Vec::new();
+        let mut meanings = BTreeMap::new();
         let root = plain_command();
         visit(&root, &mut |command| {
             for arg in command.get_arguments() {
-                let (Some(variable), Some(long)) = (arg.get_env(), arg.get_long()) else {
+                let Some(variable) = arg.get_env() else {
+                    continue;
+                };
+                let help = arg.get_help().map(ToString::to_string);
+                let meaning = (arg.get_long().map(str::to_owned), help);
+                let known = meanings
+                    .entry(variable.to_owned())
+                    .or_insert_with(|| meaning.clone());
+                if *known != meaning {
+                    let name = command.get_name();
+                    wrong.push(format!("{name} {variable:?}: {meaning:?} and {known:?}"));
+                }
+                let Some(long) = arg.get_long() else {
                     continue;
                 };
                 let upper = |text: &str| text.to_uppercase().replace('-', "_");

@@ -1,12 +1,11 @@
 //! `keygen`: a key pair for encryption, in the format of age.
 
-use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
 use crate::cli::{exit, print};
 use crate::error::{Error, Result};
 use crate::store::encrypted::keyring;
+use crate::sys::output::create_file;
 
 /// Generate a key pair for --encrypt-to and --identity
 ///
@@ -28,14 +27,7 @@ pub fn run(args: &Args) -> Result<u8> {
         print::line(file.trim_end())?;
         return Ok(exit::OK);
     };
-    let created = std::fs::OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path);
-    let written =
-        created.and_then(|mut out| out.write_all(file.as_bytes()).and_then(|()| out.sync_all()));
-    written.map_err(|cause| match cause.kind() {
+    create_file(path, file.as_bytes()).map_err(|cause| match cause.kind() {
         std::io::ErrorKind::AlreadyExists => {
             Error::conflict(format!("{} already exists", path.display()))
                 .hint("choose another file: an overwritten key cannot be recovered")

@@ -37,7 +37,7 @@ pub struct Args {
 
     /// The page.
     #[command(flatten)]
-    pub page: select::Page,
+    pub page: select::PageArgs,
 }
 
 impl Args {

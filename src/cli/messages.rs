@@ -41,7 +41,7 @@ pub struct Args {
 
     /// The page.
     #[command(flatten)]
-    pub page: select::Page,
+    pub page: select::PageArgs,
 }
 
 /// A message of the index with the beginning of its text.

@@ -1,7 +1,6 @@
 //! The command line. A command's file parses its arguments, calls the library once and prints the
 //! result.
 
-pub mod agent_version;
 pub mod checkpoints;
 pub mod complete;
 pub mod config;
@@ -71,7 +70,7 @@ use crate::upkeep::status::StatusChange;
 
 Examples:
   sessiond demo                                              try it: no server, no agent
-  sessiond run --session \"$ID\" -- claude --resume \"$ID\"      container entrypoint"
+  sessiond run --request \"$JOB\" -- claude {session-args}     container entrypoint"
 )]
 pub struct Cli {
     #[command(flatten)]
@@ -198,7 +197,8 @@ fn run(cli: Cli, matches: &ArgMatches) -> Result<u8> {
             None => None,
         };
         let export = TraceExport::start(exporter);
-        let code = dispatch(settings, command, matches, file.as_ref()).await;
+        // Boxed, because the futures of the commands would not fit into the stack of a small thread.
+        let code = Box::pin(dispatch(settings, command, matches, file.as_ref())).await;
         export.finish().await;
         code
     });

@@ -44,8 +44,14 @@ fn headline(report: &RestoreReport, root: &Path) -> String {
     if moved > 0 {
         parts.push(format!("{moved} moved"));
     }
-    let unchanged = report.count(FileAction::Keep) - moved;
-    format!("{target}: {}, {unchanged} unchanged", parts.join(", "))
+    parts.push(match report.count(FileAction::Keep) - moved {
+        0 => "0 unchanged".to_owned(),
+        count => format!(
+            "{count} unchanged ({})",
+            print::bytes(report.unchanged_bytes())
+        ),
+    });
+    format!("{target}: {}", parts.join(", "))
 }
 
 /// Prints what would be done with a file.
@@ -68,6 +74,21 @@ fn print_planned(file: &FilePlan) -> Result<()> {
 /// Prints a restored session.
 pub fn print_restored(report: &RestoreReport, root: &Path) -> Result<()> {
     print::line(headline(report, root))?;
+    // A session from an environment variable has no log.
+    if report.count(FileAction::Keep) > 0 && report.seq > 0 {
+        let lag = match report.lag_bytes {
+            0 => String::new(),
+            bytes => format!(
+                "; {} of local files are not in the log yet",
+                print::bytes(bytes)
+            ),
+        };
+        print::line(format_args!(
+            "  the log holds {} ({}){lag}",
+            print::plural(report.log_files(), "file", "files"),
+            print::bytes(report.log_bytes)
+        ))?;
+    }
     if report.dry_run {
         report.files.iter().try_for_each(print_planned)?;
     }

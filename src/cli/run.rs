@@ -3,14 +3,17 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
+use rustix::process::Signal;
 use tokio::time::Instant;
 
-use crate::cli::start::{self, RestoreArgs, Streaming};
+use crate::cli::daemon::FinalFlush;
+use crate::cli::start::{self, NotStarted, RestoreArgs, Streaming, TakeoverArgs};
 use crate::cli::{daemon, exit, print};
 use crate::config::{Settings, StreamConfig};
 use crate::daemon::child::Child;
 use crate::daemon::signals::Signals;
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::operations::launch::{self, Launch};
 
 /// Minimum time for the final flush after the agent has exited, even if the deadline has passed.
 const MIN_FLUSH_TIME: Duration = Duration::from_secs(1);
@@ -19,12 +22,23 @@ const MIN_FLUSH_TIME: Duration = Duration::from_secs(1);
 ///
 /// Forwards signals to the command. When the command has exited, flushes, and exits with the same
 /// code. Exits with 8 if the restore fails; the command is then not started.
+///
+/// {session-args} in the command becomes the agent's arguments for the session: those of a new
+/// session on the first start, those that resume it on every other start. The command also gets
+/// SESSIOND_SESSION_ID, and SESSIOND_RESTORED (1 if the session existed before, otherwise 0).
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  sessiond run --session \"$ID\" -- claude --resume \"$ID\"")]
+#[command(after_help = "Examples:
+  sessiond run --request \"$JOB\" -- claude {session-args} -p \"$PROMPT\"
+  sessiond run --request \"$JOB\" --agent codex -- codex exec {session-args} \"$PROMPT\"
+  sessiond run --session \"$ID\" -- claude {session-args}")]
 pub struct Args {
     /// Command and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
+
+    /// The reaction to a takeover.
+    #[command(flatten)]
+    pub takeover: TakeoverArgs,
 
     /// The session to restore.
     #[command(flatten)]
@@ -45,20 +59,23 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     // A signal during the restore must stop it cleanly, without a partially written directory.
     let mut signals = Signals::for_child()?;
     let prepared = tokio::select! {
-        prepared = start::prepare(settings, &args.restore, &args.stream, options, &health) => prepared,
+        prepared = Box::pin(start::prepare(settings, &args.restore, &args.stream, options, &health)) => prepared,
         signal = signals.termination() => {
             tracing::info!(signal = signal.number, "stopped before the command was started");
             return Ok(128 + u8::try_from(signal.number).unwrap_or(0));
         }
     };
-    let streaming = match prepared {
-        Ok(streaming) => Some(streaming),
-        Err((error, _)) if continues_on_error => {
+    let (streaming, launch) = match prepared {
+        Ok(streaming) => {
+            let launch = streaming.launch.clone();
+            (Some(streaming), Some(launch))
+        }
+        Err(NotStarted { error, launch, .. }) if continues_on_error => {
             tracing::error!(%error, "starting the command without streaming");
             health.set_not_streaming();
-            None
+            (None, launch)
         }
-        Err((error, code)) => {
+        Err(NotStarted { error, code, .. }) => {
             print::error(
                 &error
                     .context("start the command")
@@ -67,18 +84,24 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
             return Ok(code);
         }
     };
-    let mut child = match Child::start(&args.command) {
+    let mut child = match start_child(&args.command, launch.as_ref()) {
         Ok(child) => child,
-        Err((failure, error)) => {
+        Err((code, error)) => {
             print::error(&error);
             if let Some(streaming) = streaming {
                 stop(streaming, Instant::now() + deadline, &mut signals, false).await?;
             }
-            return Ok(exit::of_command(failure));
+            return Ok(code);
         }
     };
     tracing::debug!(pid = child.id(), "started the command");
-    let (code, terminated_at) = wait_for(&mut child, &mut signals).await;
+    let takeover = async {
+        match &streaming {
+            Some(streaming) => args.takeover.wait(&streaming.service).await,
+            None => std::future::pending().await,
+        }
+    };
+    let (code, terminated_at) = wait_for(&mut child, &mut signals, takeover, deadline).await;
     if let Some(streaming) = streaming {
         // The agent writes its last lines after the signal, so only now is everything on disk. The
         // stop timeout of the platform starts with the signal.
@@ -86,17 +109,65 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         let deadline = terminated_at.map_or(now + deadline, |at| {
             (at + deadline).max(now + MIN_FLUSH_TIME)
         });
-        stop(streaming, deadline, &mut signals, terminated_at.is_some()).await?;
+        let is_terminated = terminated_at.is_some();
+        let ended = stop(streaming, deadline, &mut signals, is_terminated).await?;
+        if ended == FinalFlush::Fenced {
+            return Ok(exit::FENCED);
+        }
     }
     Ok(u8::try_from(code).unwrap_or(exit::FAILED))
 }
 
+/// Starts the command with the arguments and variables of the session. An error comes with its exit
+/// code.
+fn start_child(command: &[OsString], launch: Option<&Launch>) -> Result<Child, (u8, Error)> {
+    let (command, variables) = match launch {
+        Some(launch) => {
+            let expanded = launch.expand(command);
+            let expanded = expanded.map_err(|error| (exit::of(error.kind()), error))?;
+            (expanded, launch.variables().to_vec())
+        }
+        None => (launch::without_placeholder(command), Vec::new()),
+    };
+    Child::start(&command, &variables)
+        .map_err(|(failure, error)| (exit::of_command(failure), error))
+}
+
 /// Forwards signals until the child exits. Returns its exit code, and the time of the first signal
-/// that asked it to terminate.
-async fn wait_for(child: &mut Child, signals: &mut Signals) -> (i32, Option<Instant>) {
+/// that asked it to terminate. After a takeover, the child is asked to terminate, and killed if it
+/// has not exited after `patience`.
+async fn wait_for(
+    child: &mut Child,
+    signals: &mut Signals,
+    takeover: impl Future<Output = ()>,
+    patience: Duration,
+) -> (i32, Option<Instant>) {
     let mut terminated_at = None;
+    let mut kill_at = None;
+    tokio::pin!(takeover);
     loop {
-        let signal = signals.next().await;
+        let kill = async {
+            match kill_at {
+                Some(at) => tokio::time::sleep_until(at).await,
+                None => std::future::pending().await,
+            }
+        };
+        let signal = tokio::select! {
+            signal = signals.next() => signal,
+            () = &mut takeover, if terminated_at.is_none() => {
+                tracing::error!("another writer took the session over; stopping the command");
+                child.send(Signal::TERM);
+                terminated_at = Some(Instant::now());
+                kill_at = Some(Instant::now() + patience);
+                continue;
+            }
+            () = kill => {
+                tracing::error!("the command ignores SIGTERM; killing it");
+                child.send(Signal::KILL);
+                kill_at = None;
+                continue;
+            }
+        };
         if signal.is_child_exit() {
             if let Some(code) = child.reap() {
                 return (code, terminated_at);
@@ -116,15 +187,17 @@ async fn stop(
     deadline: Instant,
     signals: &mut Signals,
     is_terminated: bool,
-) -> Result<()> {
-    let Streaming { service, restore } = streaming;
-    let is_durable = daemon::final_flush(service, deadline, signals, is_terminated).await?;
-    if !is_durable {
+) -> Result<FinalFlush> {
+    let Streaming {
+        service, restore, ..
+    } = streaming;
+    let ended = daemon::final_flush(service, deadline, signals, is_terminated).await?;
+    if ended == FinalFlush::NotDurable {
         tracing::error!(
             root = %restore.disk().root().display(),
             "the last bytes of the command are not durable; they are still in the agent's directory"
         );
     }
     daemon::hand_over_state(restore.disk(), restore.owner());
-    Ok(())
+    Ok(ended)
 }

@@ -8,7 +8,7 @@ use crate::config::Settings;
 use crate::error::{Error, Result};
 use crate::model::{AgentName, LogId, LogPoint, PointSpec};
 use crate::sessions::find::{self, LatestFilter, SessionSelector};
-use crate::sys::{Clock, Disk, Owner, SystemClock};
+use crate::sys::{Clock, Disk, Owner, SystemClock, account};
 use crate::wire::Parts;
 
 /// The help text of `--at`.
@@ -18,7 +18,7 @@ pub const AT_HELP: &str =
 /// The page of a listing, and its format.
 #[derive(Debug, Clone, clap::Args)]
 #[group(skip)]
-pub struct Page {
+pub struct PageArgs {
     /// Maximum number of rows
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub limit: u32,
@@ -149,7 +149,7 @@ pub fn target_project(parts: &Parts, directory: &Path) -> Result<String> {
 /// The owner of restored files: the argument or, for root, the owner of the directory.
 pub fn owner(argument: Option<&str>, disk: &Disk) -> Result<Option<Owner>> {
     if let Some(text) = argument {
-        return parse_owner(text).map(Some);
+        return account::parse_owner(text).map(Some);
     }
     if !rustix::process::geteuid().is_root() {
         return Ok(None);
@@ -160,56 +160,4 @@ pub fn owner(argument: Option<&str>, disk: &Disk) -> Result<Option<Owner>> {
             cause,
         )
     })
-}
-
-fn parse_owner(text: &str) -> Result<Owner> {
-    let (user, group) = text.split_once(':').unwrap_or((text, ""));
-    let invalid = || {
-        Error::usage(format!(
-            "invalid --owner value {text:?}: unknown user or group"
-        ))
-        .hint("use USER:GROUP with names or numbers, as for chown")
-    };
-    let (uid, own_group) = match user.parse() {
-        Ok(uid) => (uid, None),
-        Err(_) => {
-            let found = account("/etc/passwd", user).ok_or_else(invalid)?;
-            (found.0, found.1)
-        }
-    };
-    let gid = match (group, group.parse()) {
-        ("", _) => own_group.unwrap_or(uid),
-        (_, Ok(gid)) => gid,
-        (name, Err(_)) => account("/etc/group", name).ok_or_else(invalid)?.0,
-    };
-    Ok(Owner { uid, gid })
-}
-
-/// Looks up a name in a file such as /etc/passwd: its ID, and for a user also the group ID.
-fn account(file: &str, name: &str) -> Option<(u32, Option<u32>)> {
-    let text = std::fs::read_to_string(file).ok()?;
-    let fields: Vec<&str> = text
-        .lines()
-        .map(|line| line.split(':').collect::<Vec<_>>())
-        .find(|fields| fields.first() == Some(&name))?;
-    Some((
-        fields.get(2)?.parse().ok()?,
-        fields.get(3).and_then(|gid| gid.parse().ok()),
-    ))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_owner_is_parsed_as_by_chown() {
-        assert_eq!(parse_owner("12:34").ok(), Some(Owner { uid: 12, gid: 34 }));
-        assert_eq!(
-            parse_owner("root:root").ok(),
-            Some(Owner { uid: 0, gid: 0 })
-        );
-        assert_eq!(parse_owner("root").ok(), Some(Owner { uid: 0, gid: 0 }));
-        assert!(parse_owner("nobody-of-that-name:1").is_err());
-    }
 }

@@ -6,14 +6,15 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use crate::agent::claude_code::ClaudeCode;
-use crate::cli::{daemon, exit, print, select, start};
+use crate::cli::{daemon, print, select, start};
 use crate::config::{Settings, StreamConfig};
 use crate::daemon::listen::ListenAddress;
 use crate::daemon::service::Service;
 use crate::daemon::session_store::{SessionStore, http};
 use crate::daemon::signals::Signals;
 use crate::error::{Error, Result};
-use crate::sys::lock::{lock_root, state_dir};
+use crate::operations::restore::{IndexUpdate, RestoreService};
+use crate::sys::lock::state_dir;
 use crate::wire::{self, Parts};
 
 /// Serve the Agent SDK's SessionStore API; an append returns once it is durable
@@ -58,12 +59,13 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let mut signals = Signals::for_termination()?;
     let disk = parts.directory()?;
     let owner = select::owner(None, &disk)?;
-    let _lock = lock_root(disk.root(), owner)?;
+    let (counters, index) = (health.counters.clone(), IndexUpdate::Deferred);
+    let restore = Arc::new(RestoreService::open(&parts, owner, counters, index)?);
     let address = address
         .unwrap_or_else(|| ListenAddress::Unix(state_dir(disk.root()).join("session-store")));
     let (listener, bound) = address.bind().await?;
     let service = Service::start(&parts, options, Vec::new(), &health).await?;
-    let store = Arc::new(SessionStore::new(&parts, &service)?);
+    let store = Arc::new(SessionStore::new(&parts, &service, restore.clone()));
     print::line(format_args!("listening on {bound}"))?;
     let mut deadline = Instant::now();
     http::serve(store, listener, async {
@@ -74,11 +76,9 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         deadline - flush_deadline / 2
     })
     .await;
-    let is_durable = daemon::final_flush(service, deadline, &mut signals, true).await?;
-    daemon::hand_over_state(&disk, owner);
-    Ok(if is_durable {
-        exit::OK
-    } else {
-        exit::NOT_DURABLE
-    })
+    let ended = daemon::final_flush(service, deadline, &mut signals, true).await?;
+    if let Err(error) = restore.chown_state() {
+        tracing::warn!(%error, "the state keeps its owner");
+    }
+    Ok(ended.exit_code())
 }

@@ -42,7 +42,7 @@ pub struct Args {
 
     /// Show thinking, complete tool inputs and results, and system messages
     #[arg(long)]
-    pub full: bool,
+    pub verbose: bool,
 
     /// Print a JSON array of messages
     #[arg(long, conflicts_with = "markdown")]
@@ -67,7 +67,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let point = point::resolve(&parts.logs, &id, &spec).await?;
     let extent = args.last.map_or(Extent::All, Extent::Last);
     let read = ConversationReader::new(&parts.logs, &*parts.profile, &id)
-        .read(&point, extent, || Conversation::new(args.full))
+        .read(&point, extent, || Conversation::new(args.verbose))
         .await?;
     if read.head == 0 {
         return Err(errors::not_found(&id));
@@ -105,7 +105,7 @@ fn print_messages(
     let style = Style {
         color: print::colors_stdout() && !args.markdown,
         markdown: args.markdown,
-        full: args.full,
+        verbose: args.verbose,
     };
     let mut renderer = Renderer::new(
         style,

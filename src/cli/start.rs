@@ -14,7 +14,7 @@ use crate::daemon::heartbeat::Heartbeat;
 use crate::daemon::probes;
 use crate::daemon::service::{Service, ServiceOptions};
 use crate::error::{Error, Result};
-use crate::model::LogName;
+use crate::operations::launch::{Launch, Starter};
 use crate::operations::restore::{
     IfMissing, IndexUpdate, RestoreRequest, RestoreService, SessionSet,
 };
@@ -43,21 +43,57 @@ pub enum OnRestoreError {
     Continue,
 }
 
+/// What to do when another writer takes over a session of this process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OnTakeover {
+    /// Stop: `run` sends SIGTERM to the command, and flushes when it has exited.
+    Stop,
+    /// Continue on a branch.
+    Continue,
+}
+
+/// The reaction to a takeover.
+#[derive(Debug, clap::Args)]
+pub struct TakeoverArgs {
+    /// What to do when another writer takes the session over: stop or continue
+    ///
+    /// The entries that this process still writes go to a branch, and it ends with exit code 4.
+    #[arg(
+        long,
+        env = "SESSIOND_ON_TAKEOVER",
+        value_name = "ACTION",
+        default_value = "continue",
+        hide_possible_values = true
+    )]
+    pub on_takeover: OnTakeover,
+}
+
+impl TakeoverArgs {
+    /// Waits for a takeover that stops this process.
+    pub async fn wait(&self, service: &Service) {
+        match self.on_takeover {
+            OnTakeover::Stop => service.wait_for_takeover().await,
+            OnTakeover::Continue => std::future::pending().await,
+        }
+    }
+}
+
 /// The session to restore before streaming starts.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Restore options")]
 pub struct RestoreArgs {
     /// Session to restore first: ID or unambiguous prefix [default: none]
-    #[arg(long, env = "SESSIOND_SESSION", value_name = "ID", conflicts_with_all = ["latest", "request"])]
+    #[arg(
+        long,
+        env = "SESSIOND_SESSION",
+        value_name = "ID",
+        conflicts_with = "latest"
+    )]
     pub session: Option<String>,
 
     /// Restore the most recently changed session first
     #[arg(long)]
     pub latest: bool,
-
-    /// Restore the latest session with this request ID first [default: none]
-    #[arg(long, env = "SESSIOND_REQUEST", value_name = "ID")]
-    pub request: Option<String>,
 
     /// With --latest: only sessions of the project in this directory
     #[arg(long, value_name = "DIR", requires = "latest")]
@@ -128,32 +164,38 @@ impl RestoreArgs {
         self.on_restore_error == OnRestoreError::Continue
     }
 
-    /// The request; none if no session is to be restored.
-    fn request(&self, parts: &Parts) -> Result<Option<RestoreRequest>> {
-        let selector = select::selector(
-            parts,
-            self.session.as_deref(),
-            self.latest,
-            self.project.as_deref(),
-            self.request.as_deref(),
-        );
-        let Some(selector) = selector else {
-            return Ok(None);
-        };
+    /// The restore before the start.
+    fn starter<'a>(
+        &self,
+        parts: &'a Parts,
+        restorer: &'a RestoreService,
+        request_id: Option<&str>,
+    ) -> Result<Starter<'a>> {
         let cwd = self.cwd.as_deref();
-        Ok(Some(RestoreRequest {
+        Ok(Starter {
+            parts,
+            restorer,
+            selector: select::selector(
+                parts,
+                self.session.as_deref(),
+                self.latest,
+                self.project.as_deref(),
+                request_id,
+            ),
             if_missing: match self.must_exist.unwrap_or(false) {
                 true => IfMissing::Fail,
                 false => IfMissing::Skip,
             },
-            point: select::at(self.at.as_deref())?,
-            project: cwd
-                .map(|directory| select::target_project(parts, directory))
-                .transpose()?,
-            force: self.force,
-            repair: self.repair.unwrap_or(false),
-            ..RestoreRequest::new(SessionSet::Selected(selector))
-        }))
+            request: RestoreRequest {
+                point: select::at(self.at.as_deref())?,
+                project: cwd
+                    .map(|directory| select::target_project(parts, directory))
+                    .transpose()?,
+                force: self.force,
+                repair: self.repair.unwrap_or(false),
+                ..RestoreRequest::new(SessionSet::All)
+            },
+        })
     }
 }
 
@@ -228,37 +270,73 @@ pub struct Streaming {
     pub service: Service,
     /// Keeps the agent's directory locked.
     pub restore: RestoreService,
+    /// The session with which the agent starts.
+    pub launch: Launch,
 }
 
-/// Restores and starts streaming. An error comes with its exit code.
+/// Why streaming did not start.
+pub struct NotStarted {
+    /// The error.
+    pub error: Error,
+    /// The exit code.
+    pub code: u8,
+    /// The session with which the agent starts nevertheless; none if the settings are invalid.
+    pub launch: Option<Launch>,
+}
+
+impl NotStarted {
+    fn new(error: Error, launch: Option<Launch>) -> NotStarted {
+        NotStarted {
+            code: exit::of(error.kind()),
+            error,
+            launch,
+        }
+    }
+}
+
+/// Restores and starts streaming.
 pub async fn prepare(
     settings: &Settings,
     restore: &RestoreArgs,
     stream: &StreamConfig,
     options: ServiceOptions,
     health: &Arc<HealthState>,
-) -> Result<Streaming, (Error, u8)> {
-    let with_code = |error: Error| {
-        let code = exit::of(error.kind());
-        (error, code)
-    };
+) -> Result<Streaming, NotStarted> {
     let parts = Parts::build(settings, stream.flush.parallel);
-    let parts = parts.await.map_err(with_code)?;
-    let restorer = open_restorer(&parts, restore, health).map_err(with_code)?;
-    let stale = match restore_first(&parts, restore, &restorer, health).await {
-        Ok(names) => names,
+    let parts = parts.await.map_err(|error| NotStarted::new(error, None))?;
+    let unknown = Launch::unknown(&parts.profile);
+    let failed = |launch: &Launch| {
+        let launch = Some(launch.clone());
+        move |error| NotStarted::new(error, launch)
+    };
+    let restorer = open_restorer(&parts, restore, health).map_err(failed(&unknown))?;
+    let request_id = stream.metadata.request.as_deref();
+    let starter = restore.starter(&parts, &restorer, request_id);
+    let starter = starter.map_err(failed(&unknown))?;
+    if starter.selector.is_some() {
+        health.set_restoring();
+    }
+    let (launch, restored) = match starter.restore().await {
+        Ok(restored) => restored,
         Err(error) if restore.continues_on_error() => {
             tracing::error!(%error, "the restore failed; continuing without it");
-            Vec::new()
+            (starter.without_restore().await, Vec::new())
         }
-        Err(error) => return Err((error, exit::NOT_RESTORED)),
+        Err(error) => {
+            return Err(NotStarted {
+                error,
+                code: exit::NOT_RESTORED,
+                launch: None,
+            });
+        }
     };
-    let service = Service::start(&parts, options, stale, health)
+    let service = Service::start(&parts, options, restored, health)
         .await
-        .map_err(with_code)?;
+        .map_err(failed(&launch))?;
     Ok(Streaming {
         service,
         restore: restorer,
+        launch,
     })
 }
 
@@ -270,27 +348,4 @@ fn open_restorer(
     let owner = select::owner(restore.owner.as_deref(), &*parts.directory()?)?;
     let counters = health.counters.clone();
     RestoreService::open(parts, owner, counters, IndexUpdate::Deferred)
-}
-
-/// Restores the selected session. Returns the restored logs.
-async fn restore_first(
-    parts: &Parts,
-    restore: &RestoreArgs,
-    restorer: &RestoreService,
-    health: &HealthState,
-) -> Result<Vec<LogName>> {
-    let Some(request) = restore.request(parts)? else {
-        return Ok(Vec::new());
-    };
-    health.set_restoring();
-    let summary = restorer.restore(&request).await?;
-    if summary.is_empty() {
-        let session = restore.session.as_deref().unwrap_or("latest");
-        tracing::info!(
-            session,
-            "the session does not exist yet; starting a new one"
-        );
-    }
-    summary.log();
-    summary.log_names()
 }

@@ -3,7 +3,7 @@
 use crate::cli::table::Table;
 use crate::cli::{exit, flush, print};
 use crate::config::Settings;
-use crate::daemon::socket::{self, Request, Response, Status};
+use crate::daemon::socket::{self, DaemonStatus, Request, Response};
 use crate::error::Result;
 use crate::wire::agent_root;
 
@@ -37,7 +37,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     Ok(exit::OK)
 }
 
-fn print_status(status: &Status, full: bool) -> Result<()> {
+fn print_status(status: &DaemonStatus, full: bool) -> Result<()> {
     print::line(format_args!(
         "sessiond {} (process {}) streams {} of agent {}",
         status.version, status.pid, status.root, status.agent

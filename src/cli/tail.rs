@@ -1,7 +1,6 @@
 //! `tail`: the end of a conversation, and new messages as they arrive.
 
 use std::collections::HashMap;
-use std::time::{Duration, Instant};
 
 use crate::cli::start::FLUSH_INTERVAL;
 use crate::cli::{exit, print};
@@ -12,10 +11,6 @@ use crate::history::{FollowEvent, Follower, Renderer, Style};
 use crate::model::LogId;
 use crate::sessions::find;
 use crate::wire::Parts;
-
-/// How often the log is listed. Polling for the next entry does not show that entries were
-/// compacted or that the session started over.
-const LIST_INTERVAL: Duration = Duration::from_secs(15);
 
 /// Show the last messages of a session, and new ones with --follow
 ///
@@ -38,7 +33,7 @@ pub struct Args {
 
     /// Show thinking, complete tool inputs and results, and system messages
     #[arg(long)]
-    pub full: bool,
+    pub verbose: bool,
 
     /// Print one JSON object per line
     #[arg(long)]
@@ -68,7 +63,7 @@ async fn tail(settings: &Settings, args: &Args) -> Result<u8> {
     let id = find::by_id(&parts.logs, &args.id).await?;
     let style = Style {
         color: print::colors_stdout(),
-        full: args.full,
+        verbose: args.verbose,
         markdown: false,
     };
     let mut renderer = Renderer::new(style, HashMap::new());
@@ -78,33 +73,13 @@ async fn tail(settings: &Settings, args: &Args) -> Result<u8> {
         })
     };
     let (mut follower, events) =
-        Follower::start(&parts.logs, &*parts.profile, &id, args.last, args.full).await?;
+        Follower::start(&parts.logs, &*parts.profile, &id, args.last, args.verbose).await?;
     let is_damaged = events
         .iter()
         .any(|event| matches!(event, FollowEvent::Damaged(_)));
-    let mut is_open = print_all(events)?;
-    let mut listed = Instant::now();
-    let mut is_failing = false;
-    while args.follow && is_open {
-        tokio::time::sleep(interval).await;
-        let must_list = listed.elapsed() >= LIST_INTERVAL;
-        match follower.poll(must_list).await {
-            Ok(events) => {
-                if std::mem::take(&mut is_failing) {
-                    tracing::info!("the store responds again");
-                }
-                if must_list || !events.is_empty() {
-                    listed = Instant::now();
-                }
-                is_open = print_all(events)?;
-            }
-            Err(error) if error.is_retryable() => {
-                if !std::mem::replace(&mut is_failing, true) {
-                    tracing::warn!(%error, "the store does not respond; retrying");
-                }
-            }
-            Err(error) => return Err(error),
-        }
+    let is_open = print_all(events)?;
+    if args.follow && is_open {
+        follower.follow(interval, print_all).await?;
     }
     Ok(if is_damaged { exit::CORRUPT } else { exit::OK })
 }

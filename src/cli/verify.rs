@@ -65,14 +65,17 @@ fn summarize(reports: &[VerifyReport], json: bool) -> Result<u8> {
             "{damaged} of {total} {} damaged",
             is_or_are(damaged)
         ));
-        let can_salvage = reports
+        let incomplete: Vec<&VerifyReport> = reports
             .iter()
-            .any(|report| 0 < report.undamaged_to && report.undamaged_to < report.head);
-        print::error(&match can_salvage {
-            true => error.hint(
-                "run \"sessiond restore ID --salvage\" to restore the entries before the damage",
-            ),
-            false => error,
+            .filter(|report| 0 < report.undamaged_to && report.undamaged_to < report.head)
+            .collect();
+        let remedy = match incomplete.iter().any(|report| has_files(report)) {
+            true => "--salvage\" to restore the entries before the damage",
+            false => "--fallback history\" to write the readable messages as text",
+        };
+        print::error(&match incomplete.is_empty() {
+            true => error,
+            false => error.hint(format!("run \"sessiond restore ID {remedy}")),
         });
         return Ok(exit::CORRUPT);
     }
@@ -94,6 +97,11 @@ fn summarize(reports: &[VerifyReport], json: bool) -> Result<u8> {
         return Ok(exit::ENCRYPTED);
     }
     Ok(exit::OK)
+}
+
+/// Whether a restore of the undamaged entries writes any file.
+fn has_files(report: &VerifyReport) -> bool {
+    report.files > 0
 }
 
 fn is_or_are(count: usize) -> &'static str {
@@ -150,6 +158,10 @@ fn print_remedy(report: &VerifyReport, session: &str) -> Result<()> {
         detail("until the object is deleted, a restore may read it")
     } else if last == head {
         detail("the session can be restored completely: other objects hold the same entries")
+    } else if last > 0 && !has_files(report) {
+        detail(format!(
+            "entries 1 to {last} of {head} are undamaged but hold no file: run \"sessiond restore {session} --fallback history\""
+        ))
     } else if last > 0 {
         detail(format!(
             "undamaged up to entry {last} of {head}: run \"sessiond restore {session} --at seq:{last}\", or use --salvage"

@@ -45,7 +45,7 @@ mod tests {
     use crate::model::{Closed, ClosedStatus};
 
     #[test]
-    fn metadata_round_trips_and_newer_or_damaged_objects_are_told_apart() {
+    fn metadata_round_trips_and_newer_objects_are_distinguished_from_damaged_ones() {
         let metadata = SessionMetadata {
             labels: [("team".to_owned(), "infra".to_owned())].into(),
             closed: Some(Closed {

@@ -1,4 +1,5 @@
-//! Encoding and decoding of stored objects: entries, snapshots, metadata, archive files.
+//! Encoding and decoding of stored objects: entries, snapshots, metadata, pins, archive
+//! files.
 //!
 //! Owns the conversion between bytes and values, the format versions, and all limits on bytes from
 //! a store. Does not own keys or the meaning of an entry. `docs/reference/format.md` documents the
@@ -7,6 +8,7 @@
 pub mod archive;
 pub mod entry;
 pub mod metadata;
+pub mod pin;
 pub mod snapshot;
 mod tar_gz;
 pub mod version;

@@ -25,6 +25,12 @@ pub const PIN: u32 = 1;
 /// The ledger file.
 pub const LEDGER: u32 = 1;
 
+/// The stored result of the store probe.
+pub const PROBE: u32 = 1;
+
+/// The append record of the session store.
+pub const APPEND_RECORD: u32 = 1;
+
 #[derive(Deserialize)]
 struct Versioned {
     version: u32,
@@ -58,7 +64,7 @@ mod tests {
     use crate::error::ErrorKind;
 
     #[test]
-    fn a_newer_version_is_told_apart_from_damage() {
+    fn a_newer_version_is_distinguished_from_damage() {
         assert_eq!(read("x", br#"{"version":1,"other":[]}"#, 2).unwrap(), 1);
         let key = "v1/default/claude-code/3f2a/log/000000000004.gz";
         let newer = read(key, br#"{"version":3,"header":"in another form"}"#, 2).unwrap_err();

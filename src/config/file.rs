@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 use clap::Args as _;
 use serde::Deserialize;
 
-use super::{Patterns, Prices, Settings, StreamConfig};
+use super::{Settings, StreamConfig};
 use crate::error::{Error, Result};
+use crate::model::{Patterns, Prices};
 
 /// A configuration file that was read.
 #[derive(Debug, Clone, Default)]
@@ -102,7 +103,7 @@ fn fill_stream(stream: &mut StreamConfig, file: StreamConfig) {
         flush_deadline,
         parallel
     );
-    fill!(stream.metadata, metadata, request_id, ttl);
+    fill!(stream.metadata, metadata, request, ttl);
     if stream.metadata.label.is_empty() {
         stream.metadata.label = metadata.label;
     }
@@ -218,7 +219,7 @@ quiet = true
 flush-interval = "2s"
 flush-deadline = "3s"
 parallel = 4
-request-id = "r1"
+request = "r1"
 label = ["a=b"]
 ttl = "1h"
 http = "off"

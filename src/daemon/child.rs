@@ -26,8 +26,12 @@ pub enum StartFailure {
 }
 
 impl Child {
-    /// Starts `command` with the terminal, working directory and environment of this process.
-    pub fn start(command: &[OsString]) -> Result<Child, (StartFailure, Error)> {
+    /// Starts `command` with the terminal and working directory of this process, and with its
+    /// environment plus `variables`.
+    pub fn start(
+        command: &[OsString],
+        variables: &[(&str, String)],
+    ) -> Result<Child, (StartFailure, Error)> {
         let Some((program, arguments)) = command.split_first() else {
             return Err((
                 StartFailure::NotFound,
@@ -35,7 +39,11 @@ impl Child {
             ));
         };
         // The child stays in this process group, so that it receives a key such as Ctrl-C directly.
-        let spawned = Command::new(program).args(arguments).arg0(program).spawn();
+        let spawned = Command::new(program)
+            .args(arguments)
+            .arg0(program)
+            .envs(variables.iter().map(|(name, value)| (name, value)))
+            .spawn();
         let spawned = spawned.map_err(|cause| {
             let (failure, hint) = match cause.kind() {
                 std::io::ErrorKind::NotFound => (
@@ -79,10 +87,17 @@ impl Child {
         if signal.is_from_kernel || self.exit_code.is_some() {
             return;
         }
-        if let Some(named) = Signal::from_named_raw(signal.number)
-            && let Err(error) = kill_process(self.pid, named)
+        if let Some(named) = Signal::from_named_raw(signal.number) {
+            self.send(named);
+        }
+    }
+
+    /// Sends a signal.
+    pub fn send(&self, signal: Signal) {
+        if self.exit_code.is_none()
+            && let Err(error) = kill_process(self.pid, signal)
         {
-            tracing::warn!(%error, signal = signal.number, "forwarding a signal to the agent failed");
+            tracing::warn!(%error, signal = signal.as_raw(), "sending a signal to the agent failed");
         }
     }
 

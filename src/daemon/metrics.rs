@@ -128,7 +128,7 @@ fn register_index(registry: &mut Registry, index: IndexHealth) {
         ConstGauge::new(u32::from(index.reachable)),
     );
     registry.register(
-        "sessiond_index_lag_entries",
+        "sessiond_index_backlog_entries",
         "Entries that are not in the index yet; a log whose entries were dropped from the queue counts as one",
         ConstGauge::new(index.lag_entries),
     );
@@ -285,7 +285,7 @@ mod tests {
             "sessiond_logs 3",
             "sessiond_lag_max_seconds 1.5",
             "sessiond_lag_max_bytes 0",
-            "sessiond_index_lag_entries 7",
+            "sessiond_index_backlog_entries 7",
             "sessiond_ready 0",
         ] {
             assert!(page.lines().any(|found| found == line), "{line}\n{page}");

@@ -23,10 +23,11 @@ use crate::daemon::health::{HealthState, StreamingState};
 use crate::daemon::heartbeat::Heartbeat;
 use crate::daemon::indexer::{self, Indexer};
 use crate::daemon::metadata_writer;
-use crate::daemon::socket::{self, Request, RequestHandler, Response, Status};
+use crate::daemon::socket::{self, DaemonStatus, Request, RequestHandler, Response};
 use crate::error::{Error, Result};
 use crate::mirror::{Mirror, UpdateMode};
 use crate::model::{LogName, SessionId, SessionMetadata};
+use crate::sys::output::write_file;
 use crate::sys::{Backoff, Counters};
 use crate::wire::Parts;
 
@@ -72,6 +73,7 @@ pub struct Service {
     root: PathBuf,
     mirror: Option<Arc<Mirror>>,
     health: Arc<HealthState>,
+    counters: Arc<StreamCounters>,
 }
 
 /// The queues between the streamer and the background tasks.
@@ -107,7 +109,8 @@ impl Service {
         {
             tracing::warn!(%error, "the agent's database is unreadable; retrying");
         }
-        let handle = start_streamer(parts, &options, &queues, health)?;
+        let counters = Arc::new(StreamCounters::new(health.counters.clone()));
+        let handle = start_streamer(parts, &options, &queues, &counters)?;
         let index_reachable = Arc::new(AtomicBool::new(true));
         let mut tasks = start_tasks(parts, options.metadata, &queues, health, &index_reachable);
         let detect = detect_stale_logs(parts.clone(), queues.index.clone(), handle.clone());
@@ -121,8 +124,10 @@ impl Service {
         };
         tasks.push(socket::listen(&root, Arc::new(control))?);
         if let Some(path) = &options.ready_file {
-            std::fs::write(path, format!("{}\n", std::process::id()))
-                .map_err(|cause| Error::user_path(format!("write {}", path.display()), cause))?;
+            write_file(path, None, |out| {
+                writeln!(out, "{}", std::process::id())
+                    .map_err(|cause| Error::user_path(format!("write {}", path.display()), cause))
+            })?;
         }
         health.set_streaming(StreamingState {
             handle: handle.clone(),
@@ -149,7 +154,15 @@ impl Service {
             root,
             mirror: parts.mirror.clone(),
             health: health.clone(),
+            counters,
         })
+    }
+
+    /// Waits until another writer owns a session of this process. The last entries are on a branch.
+    pub async fn wait_for_takeover(&self) {
+        let mut branches = self.counters.branches();
+        // The sender lives as long as this service.
+        let _ = branches.wait_for(|branches| !branches.is_empty()).await;
     }
 
     /// Sends commands to the streaming loop.
@@ -236,7 +249,7 @@ fn start_streamer(
     parts: &Parts,
     options: &ServiceOptions,
     queues: &Queues,
-    health: &HealthState,
+    counters: &Arc<StreamCounters>,
 ) -> Result<StreamerHandle> {
     let root = parts.root()?.to_owned();
     let directory = parts.directory()?;
@@ -247,14 +260,14 @@ fn start_streamer(
         parts.profile.clone(),
         events.clone(),
     );
-    let context = capture::Context {
+    let context = capture::CaptureContext {
         directory,
         profile: parts.profile.clone(),
         logs: parts.logs.clone(),
         index_queue: queues.index.clone(),
         compaction_queue: queues.compaction.clone(),
         metadata_queue: queues.metadata.clone(),
-        counters: Arc::new(StreamCounters::new(health.counters.clone())),
+        counters: counters.clone(),
         flush_interval: options.flush_interval,
         max_concurrent_flushes: options.max_concurrent_flushes,
     };
@@ -317,7 +330,14 @@ fn log_final_flush(report: &FinishReport, started: Instant) {
             "the final flush left bytes that are not durable"
         );
     }
-    if report.not_durable.is_empty() {
+    for (name, writer) in &report.fenced {
+        tracing::error!(
+            session = %name,
+            branch = %writer,
+            "another writer took the session over; the last entries are on a branch"
+        );
+    }
+    if report.not_durable.is_empty() && report.fenced.is_empty() {
         tracing::info!(elapsed = ?started.elapsed(), "everything is durable");
     }
 }
@@ -395,13 +415,13 @@ impl ControlHandler {
         self.handle.flush(session).await
     }
 
-    async fn status(&self) -> Result<Status> {
+    async fn status(&self) -> Result<DaemonStatus> {
         let database_error = self
             .parts
             .mirror
             .as_ref()
             .and_then(|mirror| mirror.failure());
-        Ok(Status {
+        Ok(DaemonStatus {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
             ready: true,

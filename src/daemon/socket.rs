@@ -42,7 +42,7 @@ pub enum Request {
 
 /// The state of the daemon.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Status {
+pub struct DaemonStatus {
     /// The version of sessiond.
     pub version: String,
     /// The process ID.
@@ -80,7 +80,7 @@ pub enum Response {
     /// The result of `flush`.
     Flushed(FlushReport),
     /// The result of `status`.
-    Status(Box<Status>),
+    Status(Box<DaemonStatus>),
     /// The request failed.
     Failed {
         /// The error message.

@@ -170,27 +170,25 @@ pub async fn import(
         dry_run,
     };
     let mut races = LostRaces::default();
-    loop {
-        if importer
-            .attempt(&mut report)
-            .await
-            .with_context(|| format!("import {id}"))?
-        {
-            if !dry_run {
-                let imported = manifest.metadata();
-                // Metadata in the store takes precedence.
-                logs.update_metadata(&id, |current| {
-                    Ok(SessionMetadata {
-                        closed: current.closed,
-                        ..imported.updated_with(current)
-                    })
-                })
-                .await?;
-            }
-            return Ok(report);
-        }
+    while !importer
+        .attempt(&mut report)
+        .await
+        .with_context(|| format!("import {id}"))?
+    {
         races.count(&id).with_context(|| format!("import {id}"))?;
     }
+    if !dry_run {
+        let imported = manifest.metadata();
+        // Metadata in the store takes precedence.
+        logs.update_metadata(&id, |current| {
+            Ok(SessionMetadata {
+                closed: current.closed,
+                ..imported.updated_with(current)
+            })
+        })
+        .await?;
+    }
+    Ok(report)
 }
 
 /// The kind of each file. Rejects files that the profile would not have stored for this session: a
@@ -253,7 +251,7 @@ impl Importer<'_> {
             .await?;
         let head = read.head;
         report.head = head;
-        let ExistingLog { state, writers } = read.require_intact(self.id)?;
+        let ExistingLog { state, writers } = read.require_undamaged(self.id)?;
         let mut digest = state.digest;
         match state.removed {
             // The session was purged, so the import has no predecessor.

@@ -116,7 +116,7 @@ async fn origin_at(
         return Err(errors::not_found(id));
     }
     let seq = read.seq;
-    let mut assembler = read.require_intact(id)?;
+    let mut assembler = read.require_undamaged(id)?;
     if let Some(by) = assembler.state.removed {
         return Err(errors::removed(id, by));
     }

@@ -9,14 +9,14 @@ use serde::Serialize;
 use super::display::{DisplayBlock, DisplayMessage};
 use super::reader::ConversationVisitor;
 use crate::log::replay::{PerTranscript, TranscriptVisitor};
-use crate::model::{LocatedMessage, RelPath};
+use crate::model::{FileMove, LocatedMessage, RelPath};
 
 /// Number of recent messages among which a rewritten message is looked for.
 const REWRITE_WINDOW: usize = 64;
 
 /// A visitor that keeps what is displayed of each message.
 pub struct Conversation {
-    full: bool,
+    verbose: bool,
     messages: PerTranscript<DisplayMessage>,
 }
 
@@ -45,7 +45,7 @@ impl TranscriptVisitor for Conversation {
             .at
             .map_or(0, Timestamp::as_microsecond)
             .max(previous.saturating_add(1));
-        let Some(message) = DisplayMessage::new(located, position, self.full) else {
+        let Some(message) = DisplayMessage::new(located, position, self.verbose) else {
             return;
         };
         // Some agents write a message again when it has changed.
@@ -69,8 +69,8 @@ impl TranscriptVisitor for Conversation {
         self.messages.truncate(path, from);
     }
 
-    fn rename(&mut self, from: &RelPath, to: &RelPath) {
-        self.messages.rename(from, to);
+    fn apply_move(&mut self, moved: &FileMove) {
+        self.messages.apply_move(moved);
     }
 
     fn start_fork(&mut self, names: &BTreeMap<RelPath, RelPath>) {
@@ -83,10 +83,10 @@ impl TranscriptVisitor for Conversation {
 }
 
 impl Conversation {
-    /// An empty conversation. With `full`, it keeps complete tool inputs and results.
-    pub fn new(full: bool) -> Conversation {
+    /// An empty conversation. With `verbose`, it keeps complete tool inputs and results.
+    pub fn new(verbose: bool) -> Conversation {
         Conversation {
-            full,
+            verbose,
             messages: PerTranscript::default(),
         }
     }

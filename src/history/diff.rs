@@ -94,7 +94,7 @@ struct Contents {
 impl Contents {
     async fn read(reader: ConversationReader<'_>, point: &ResolvedPoint) -> Result<Contents> {
         let read = reader.read(point, Extent::All, AllMessages::default);
-        let read = read.await?.undamaged(reader.id())?;
+        let read = read.await?.require_undamaged(reader.id())?;
         let mut messages: Vec<(String, Message)> = read
             .visitor
             .messages

@@ -98,8 +98,8 @@ fn hash(value: impl Hash) -> u64 {
 }
 
 impl DisplayMessage {
-    /// What is displayed of a message; none if nothing is. With `full`, everything is.
-    pub fn new(located: LocatedMessage, position: i64, full: bool) -> Option<DisplayMessage> {
+    /// What is displayed of a message; none if nothing is. With `verbose`, everything is.
+    pub fn new(located: LocatedMessage, position: i64, verbose: bool) -> Option<DisplayMessage> {
         let LocatedMessage {
             path,
             start,
@@ -109,7 +109,7 @@ impl DisplayMessage {
         // The agent adds system messages for the model. Of these, only summaries and notifications
         // are part of the conversation.
         let is_shown = matches!(message.kind.as_str(), "summary" | "task_notification");
-        if !full && message.role == Role::System && !is_shown {
+        if !verbose && message.role == Role::System && !is_shown {
             return None;
         }
         let prompt_hash = (message.role == Role::User).then(|| hash(message.text()));
@@ -129,9 +129,9 @@ impl DisplayMessage {
         } = message;
         let blocks: Vec<DisplayBlock> = blocks
             .into_iter()
-            .filter_map(|block| DisplayBlock::new(block, full))
+            .filter_map(|block| DisplayBlock::new(block, verbose))
             .collect();
-        if !full && blocks.is_empty() {
+        if !verbose && blocks.is_empty() {
             return None;
         }
         Some(DisplayMessage {
@@ -165,11 +165,11 @@ impl DisplayMessage {
 }
 
 impl DisplayBlock {
-    fn new(block: Block, full: bool) -> Option<DisplayBlock> {
+    fn new(block: Block, verbose: bool) -> Option<DisplayBlock> {
         match block {
             Block::Text(text) if text.trim().is_empty() => None,
             Block::Text(text) => Some(DisplayBlock::Text(text)),
-            Block::Thinking(text) if full && !text.trim().is_empty() => {
+            Block::Thinking(text) if verbose && !text.trim().is_empty() => {
                 Some(DisplayBlock::Thinking(text))
             }
             Block::Thinking(_) => None,
@@ -179,7 +179,7 @@ impl DisplayBlock {
                     .as_ref()
                     .and_then(|input| input.get("prompt")?.as_str())
                     .map(|prompt| hash(prompt.to_owned()));
-                let input = if full {
+                let input = if verbose {
                     call.input
                 } else {
                     shorten(&describe(input.as_ref(), &call.input))
@@ -199,7 +199,7 @@ impl DisplayBlock {
                 let bytes = text.len();
                 Some(DisplayBlock::ToolResult {
                     call_id,
-                    text: if full { text } else { shorten(&text) },
+                    text: if verbose { text } else { shorten(&text) },
                     bytes,
                     is_error,
                 })

@@ -6,8 +6,10 @@
 //! over.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::time::Duration;
 
 use jiff::Timestamp;
+use tokio::time::Instant;
 
 use super::display::DisplayMessage;
 use super::reader::tail_starts;
@@ -17,7 +19,11 @@ use crate::log::Logs;
 use crate::log::read::{ReadOptions, ReadOutcome};
 use crate::log::replay::{PerTranscript, TranscriptReplay, TranscriptVisitor};
 use crate::log::segments;
-use crate::model::{LocatedMessage, LogId, LogPoint, RelPath, Seq};
+use crate::model::{FileMove, LocatedMessage, LogId, LogPoint, RelPath, Seq};
+
+/// How often the log is listed. Polling for the next entry does not show that entries were
+/// compacted or that the session started over.
+const LIST_INTERVAL: Duration = Duration::from_secs(15);
 
 /// A change of a followed session.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,7 +50,7 @@ pub struct Follower<'a> {
 /// A visitor that keeps the messages that were not shown yet.
 #[derive(Debug, Clone, Default)]
 struct NewMessages {
-    full: bool,
+    verbose: bool,
     /// The keys of the messages that were shown.
     shown: HashSet<u64>,
     /// The time of the newest of them.
@@ -65,7 +71,7 @@ impl TranscriptVisitor for NewMessages {
             .at
             .map_or(0, Timestamp::as_microsecond)
             .max(previous);
-        let Some(message) = DisplayMessage::new(located, position, self.full) else {
+        let Some(message) = DisplayMessage::new(located, position, self.verbose) else {
             return;
         };
         let is_older = self
@@ -82,8 +88,8 @@ impl TranscriptVisitor for NewMessages {
         self.messages.truncate(path, from);
     }
 
-    fn rename(&mut self, from: &RelPath, to: &RelPath) {
-        self.messages.rename(from, to);
+    fn apply_move(&mut self, moved: &FileMove) {
+        self.messages.apply_move(moved);
     }
 
     fn start_fork(&mut self, names: &BTreeMap<RelPath, RelPath>) {
@@ -122,10 +128,10 @@ impl<'a> Follower<'a> {
         profile: &'a dyn Profile,
         id: &LogId,
         last: usize,
-        full: bool,
+        verbose: bool,
     ) -> Result<(Follower<'a>, Vec<FollowEvent>)> {
         let visitor = NewMessages {
-            full,
+            verbose,
             ..NewMessages::default()
         };
         let mut follower = Follower {
@@ -152,6 +158,39 @@ impl<'a> Follower<'a> {
             ErrorKind::Internal,
             "the list of start positions is empty",
         ))
+    }
+
+    /// Passes each change to `show`, until it returns false. Waits `interval` between two polls, and
+    /// polls again while the store is unavailable.
+    pub async fn follow(
+        &mut self,
+        interval: Duration,
+        mut show: impl FnMut(Vec<FollowEvent>) -> Result<bool>,
+    ) -> Result<()> {
+        let (mut listed, mut is_failing) = (Instant::now(), false);
+        loop {
+            tokio::time::sleep(interval).await;
+            let must_list = listed.elapsed() >= LIST_INTERVAL;
+            match self.poll(must_list).await {
+                Ok(events) => {
+                    if std::mem::take(&mut is_failing) {
+                        tracing::info!("the store responds again");
+                    }
+                    if must_list || !events.is_empty() {
+                        listed = Instant::now();
+                    }
+                    if !show(events)? {
+                        return Ok(());
+                    }
+                }
+                Err(error) if error.is_retryable() => {
+                    if !std::mem::replace(&mut is_failing, true) {
+                        tracing::warn!(%error, "the store does not respond; retrying");
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     /// Returns the changes since the last call. After an error nothing has changed; call it again

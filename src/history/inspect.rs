@@ -26,6 +26,7 @@ pub struct Inspection {
     /// Number of complete turns.
     pub turn: u64,
     /// Whether another turn has started.
+    #[serde(rename = "turn_open")]
     pub is_turn_open: bool,
     /// Number of messages by role.
     pub messages: BTreeMap<&'static str, u64>,
@@ -53,6 +54,7 @@ pub struct SubAgent {
     /// The time of its last message.
     pub last_message_at: Option<Timestamp>,
     /// Whether it had not finished.
+    #[serde(rename = "active")]
     pub is_active: bool,
 }
 

@@ -6,7 +6,7 @@ use super::reader::ConversationVisitor;
 use crate::log::replay::{PerTranscript, TranscriptVisitor};
 use crate::log::turns::TurnEvents;
 use crate::model::message::TurnEvent;
-use crate::model::{LocatedMessage, RelPath};
+use crate::model::{FileMove, LocatedMessage, RelPath};
 
 /// All messages and turn events of a conversation.
 #[derive(Default)]
@@ -36,9 +36,9 @@ impl TranscriptVisitor for AllMessages {
         self.turn_events.truncate(path, from);
     }
 
-    fn rename(&mut self, from: &RelPath, to: &RelPath) {
-        self.messages.rename(from, to);
-        self.turn_events.rename(from, to);
+    fn apply_move(&mut self, moved: &FileMove) {
+        self.messages.apply_move(moved);
+        self.turn_events.apply_move(moved);
     }
 
     fn start_fork(&mut self, names: &BTreeMap<RelPath, RelPath>) {

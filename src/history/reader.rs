@@ -63,7 +63,7 @@ pub struct ConversationRead<V> {
 
 impl<V> ConversationRead<V> {
     /// Returns the error if the log `id` is damaged.
-    pub fn undamaged(self, id: &LogId) -> Result<Self> {
+    pub fn require_undamaged(self, id: &LogId) -> Result<Self> {
         match self.damage {
             Some(damage) => Err(damage.hint(format!(
                 "run \"sessiond verify {}\" to see which point can be restored",

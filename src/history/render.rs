@@ -20,7 +20,7 @@ pub struct Style {
     /// As Markdown.
     pub markdown: bool,
     /// With thinking, complete tool inputs and results, and attachments.
-    pub full: bool,
+    pub verbose: bool,
 }
 
 /// Renders the messages of one conversation.
@@ -62,7 +62,7 @@ impl Renderer {
             .iter()
             .filter_map(|block| self.block(message, block))
             .collect();
-        if blocks.is_empty() && !self.style.full {
+        if blocks.is_empty() && !self.style.verbose {
             return String::new();
         }
         // The agent's text, its calls and their results belong under one heading.
@@ -134,7 +134,7 @@ impl Renderer {
 
     fn block(&self, message: &DisplayMessage, block: &DisplayBlock) -> Option<String> {
         match block {
-            DisplayBlock::Text(text) if message.role == Role::System && !self.style.full => {
+            DisplayBlock::Text(text) if message.role == Role::System && !self.style.verbose => {
                 let first = text
                     .lines()
                     .find(|line| !line.trim().is_empty())
@@ -153,7 +153,7 @@ impl Renderer {
             } => Some(self.call(id, name, input)),
             // Rendered with its call.
             DisplayBlock::ToolResult { call_id, .. }
-                if !self.style.full
+                if !self.style.verbose
                     && self.calls.contains(call_id)
                     && self.outcomes.contains_key(call_id) =>
             {
@@ -164,7 +164,9 @@ impl Renderer {
                 bytes,
                 is_error,
                 ..
-            } if self.style.full => Some(self.quoted(&describe_outcome(*is_error, *bytes), text)),
+            } if self.style.verbose => {
+                Some(self.quoted(&describe_outcome(*is_error, *bytes), text))
+            }
             DisplayBlock::ToolResult {
                 bytes, is_error, ..
             } => Some(self.note(&format!("⎿ {}", describe_outcome(*is_error, *bytes)))),
@@ -177,7 +179,7 @@ impl Renderer {
         let result = known.map(|known| describe_outcome(known.is_error, known.bytes));
         let failed = known.is_some_and(|known| known.is_error);
         let name = line(name);
-        if self.style.full {
+        if self.style.verbose {
             return self.quoted(&format!("▸ {name}"), &pretty(input));
         }
         let input = short(input);
@@ -386,12 +388,12 @@ mod tests {
         ];
         let mut message = message(Role::Assistant, evil, blocks);
         (message.model, message.sub_agent) = (Some(evil.into()), Some(evil.into()));
-        for (markdown, full) in [(false, false), (false, true), (true, false), (true, true)] {
+        for (markdown, verbose) in [(false, false), (false, true), (true, false), (true, true)] {
             let shown = Renderer::new(
                 Style {
                     color: false,
                     markdown,
-                    full,
+                    verbose,
                 },
                 HashMap::new(),
             )
@@ -420,7 +422,7 @@ mod tests {
         }];
         let shown = Renderer::new(
             Style {
-                full: true,
+                verbose: true,
                 markdown: true,
                 color: false,
             },

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 
 use super::reader::ConversationVisitor;
 use crate::log::replay::TranscriptVisitor;
-use crate::model::{Block, LocatedMessage, Message, RelPath, Role};
+use crate::model::{Block, FileMove, LocatedMessage, Message, RelPath, Role};
 
 /// Maximum length of a message's text in characters: a few screens.
 const MAX_TEXT_LEN: usize = 4000;
@@ -147,11 +147,11 @@ impl TranscriptVisitor for HistoryText {
         }
     }
 
-    fn rename(&mut self, from: &RelPath, to: &RelPath) {
+    fn apply_move(&mut self, moved: &FileMove) {
         self.messages
             .iter_mut()
-            .filter(|message| message.path == *from)
-            .for_each(|message| message.path = to.clone());
+            .filter(|message| message.path == moved.from)
+            .for_each(|message| message.path = moved.to.clone());
     }
 
     fn start_fork(&mut self, names: &BTreeMap<RelPath, RelPath>) {

@@ -88,7 +88,7 @@ pub struct SessionRow {
     pub labels: BTreeMap<String, String>,
     /// The time of the first entry.
     pub created: Timestamp,
-    /// The time of the newest entry.
+    /// The time of the newest entry that wrote content; of the first entry if none did.
     pub updated: Timestamp,
     /// The highest `seq`.
     pub head: Seq,

@@ -30,12 +30,11 @@ use tokio::sync::Mutex;
 use self::connect::Target;
 use self::error::{SqlError, classify};
 use self::rows::{MAX_FIELD_LEN, format_time, log_columns, truncate, truncate_optional};
-use crate::config::Prices;
 use crate::error::Result;
 use crate::index::{
     EntryRecord, EntryRow, Failure, Index, RecordOutcome, SessionFilter, SessionPage, SessionRow,
 };
-use crate::model::{AgentName, Checkpoint, LogId, Namespace, PathState, SessionMetadata};
+use crate::model::{AgentName, Checkpoint, LogId, Namespace, PathState, Prices, SessionMetadata};
 use crate::sys::{Rng, SystemRng};
 
 /// Timeout of a call, including connecting and migrating.

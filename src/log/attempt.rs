@@ -224,7 +224,7 @@ impl<'a, S: EntrySink + Send> ReadAttempt<'a, S> {
                 .with_context(|| format!("read {origin_id}, the origin of {}", self.id))?;
             self.objects += origin.objects;
             let seq = origin.seq;
-            let mut sink = origin.require_intact(&origin_id)?;
+            let mut sink = origin.require_undamaged(&origin_id)?;
             if seq != fork.seq {
                 return Err(Error::corrupt(format!(
                     "{origin_id} has no entry {}, from which {} was forked",

@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::model::{EntryKind, LogId, LogPoint};
 
 /// The hint if not even the first entry is readable.
-pub const NO_INTACT_ENTRY: &str = "restore the object from a backup, or from an earlier object version if the bucket has versioning";
+pub const NO_UNDAMAGED_ENTRY: &str = "restore the object from a backup, or from an earlier object version if the bucket has versioning";
 
 /// The store has no such log.
 pub fn not_found(id: &LogId) -> Error {
@@ -25,6 +25,14 @@ pub fn removed(id: &LogId, by: EntryKind) -> Error {
         "run \"sessiond undelete {}\" within the grace period to bring it back",
         id.name
     ))
+}
+
+/// The hint for a damaged log whose undamaged part holds no transcript.
+pub fn history_hint(id: &LogId) -> String {
+    format!(
+        "run \"sessiond restore {} --fallback history\" to write the readable messages as text",
+        id.name
+    )
 }
 
 /// Checks that a log exists and that it reaches the point it was read up to.

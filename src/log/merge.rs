@@ -27,6 +27,7 @@ pub struct Merger {
     writers: BTreeMap<WriterId, Seq>,
     first: Option<First>,
     last: Option<Last>,
+    written_at: Option<Timestamp>,
     entries: u64,
     raw_bytes: u64,
     stored_bytes: u64,
@@ -59,22 +60,17 @@ impl Merger {
 
     fn apply_moves(&mut self, header: &EntryHeader) -> Result<()> {
         for (index, moved) in header.moves.iter().enumerate() {
-            match self.files.remove(&moved.from) {
-                Some(file) => {
-                    self.files.insert(moved.to.clone(), file);
-                }
-                // It is unknown whether the moved file existed before the range, and the range has
-                // a file at the new path, which the move may replace.
-                None if !self.starts_log
-                    && self.files.contains_key(&moved.to)
-                    && !is_rewritten(header, index) =>
-                {
-                    return Err(Error::conflict(format!(
-                        "the range does not show whether {} existed when it was moved to {}",
-                        moved.from, moved.to
-                    )));
-                }
-                None => {}
+            // If the moved file is not in the range, it may have existed before. A file of the
+            // range at the new path may then have been replaced.
+            if !moved.apply(&mut self.files)
+                && !self.starts_log
+                && self.files.contains_key(&moved.to)
+                && !is_rewritten(header, index)
+            {
+                return Err(Error::conflict(format!(
+                    "the range does not show whether {} existed when it was moved to {}",
+                    moved.from, moved.to
+                )));
             }
             if !self.starts_log {
                 self.moves.push(moved.clone());
@@ -129,6 +125,7 @@ impl Merger {
             first_seq: if self.starts_log { 1 } else { first_seq },
             digest: last.digest,
             first_at: first.at,
+            written_at: self.written_at,
             entries: self.entries,
             raw_bytes: self.raw_bytes,
             stored_bytes: self.stored_bytes,
@@ -206,6 +203,7 @@ impl EntrySink for Merger {
             prev_digest: header.prev_digest,
             at: covers.map_or(header.at, |covers| covers.first_at),
         });
+        self.written_at = self.written_at.max(header.written_at());
         self.entries += covers.map_or(1, |covers| covers.entries);
         self.raw_bytes += covers.map_or(header.body_len(), |covers| covers.raw_bytes);
         self.stored_bytes += covers.map_or(entry.stored_bytes, |covers| covers.stored_bytes);

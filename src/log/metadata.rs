@@ -6,7 +6,7 @@
 //! other store, the later of two concurrent updates replaces the earlier one.
 
 use super::Logs;
-use super::race::LostRaces;
+use super::race::{self, LostRaces};
 use crate::codec;
 use crate::error::{Error, ErrorContext, Result};
 use crate::model::{LogId, SessionMetadata, keys};
@@ -28,20 +28,20 @@ pub struct VersionedMetadata {
 impl Logs {
     /// The metadata of a session; the default if there is no object.
     pub async fn metadata(&self, id: &LogId) -> Result<VersionedMetadata> {
-        let mut races = LostRaces::default();
-        loop {
+        race::retry(id, || async {
             let Some(version) = self.list_metadata_versions(id).await?.pop() else {
-                return Ok(VersionedMetadata::default());
+                return Ok(Some(VersionedMetadata::default()));
             };
             let key = keys::metadata(id, version);
-            if let Some(bytes) = self.store.get(&key).await? {
-                let metadata = codec::metadata::decode(&key, &bytes)
-                    .map_err(|error| error.hint(format!("delete the object {key}: the session keeps its log and loses its labels, request ID and TTL")))?;
-                return Ok(VersionedMetadata { version, metadata });
-            }
-            // Another update replaced and deleted the object after the listing.
-            races.count(id)?;
-        }
+            let Some(bytes) = self.store.get(&key).await? else {
+                // Another update replaced and deleted the object after the listing.
+                return Ok(None);
+            };
+            let metadata = codec::metadata::decode(&key, &bytes)
+                .map_err(|error| error.hint(format!("delete the object {key}: the session keeps its log and loses its labels, request ID and TTL")))?;
+            Ok(Some(VersionedMetadata { version, metadata }))
+        })
+        .await
     }
 
     /// The versions that exist, in order.
@@ -79,6 +79,12 @@ impl Logs {
             metadata.validate()?;
             if metadata == current.metadata {
                 return Ok(current);
+            }
+            if let Some(request_id) = &metadata.request_id
+                && metadata.request_id != current.metadata.request_id
+            {
+                let created = self.create_request_reference(id, request_id).await;
+                created.with_context(|| format!("add {id} to request ID {request_id:?}"))?;
             }
             let next = VersionedMetadata {
                 version: current.version + 1,

@@ -25,6 +25,7 @@ pub mod read;
 mod recent;
 mod recovery;
 pub mod replay;
+mod requests;
 pub mod schedule;
 pub mod segments;
 pub mod sink;

@@ -7,7 +7,8 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
 
-use crate::error::{ErrorContext, ErrorKind, Result};
+use crate::codec::version;
+use crate::error::{Error, ErrorContext, ErrorKind, Result};
 use crate::model::keys;
 use crate::store::{CreateOutcome, Store};
 use crate::sys::Rng;
@@ -33,16 +34,22 @@ pub async fn has_conditional_create(store: &dyn Store, rng: &Arc<dyn Rng>) -> Re
         .get(&keys::probe_record())
         .await
         .context("check whether the store supports conditional creates")?;
-    if let Some(record) =
-        stored.and_then(|bytes| serde_json::from_slice::<ProbeRecord>(&bytes).ok())
-    {
+    let stored = stored.map(|bytes| decode(&bytes));
+    if let Some(Ok(record)) = stored {
         return Ok(record.conditional_create);
     }
     let conditional_create = race(store, rng)
         .await
         .context("probe the store for conditional creates")?;
+    if let Some(Err(error)) = stored
+        && error.kind() == ErrorKind::NewerFormat
+    {
+        // The result of a newer sessiond stays; this one repeats the probe at each start.
+        tracing::debug!(%error, "the result of the store probe is not stored");
+        return Ok(conditional_create);
+    }
     let record = serde_json::to_vec(&ProbeRecord {
-        version: 1,
+        version: version::PROBE,
         conditional_create,
     })
     .unwrap_or_default();
@@ -55,6 +62,15 @@ pub async fn has_conditional_create(store: &dyn Store, rng: &Arc<dyn Rng>) -> Re
         put => put.context("store the result of the store probe")?,
     }
     Ok(conditional_create)
+}
+
+fn decode(bytes: &[u8]) -> Result<ProbeRecord> {
+    let key = keys::probe_record();
+    match version::read(&key, bytes, version::PROBE)? {
+        1 => serde_json::from_slice(bytes)
+            .map_err(|cause| Error::corrupt(cause.to_string()).context(format_args!("read {key}"))),
+        other => Err(version::unknown(&key, other)),
+    }
 }
 
 async fn race(store: &dyn Store, rng: &Arc<dyn Rng>) -> Result<bool> {

@@ -1,4 +1,4 @@
-//! The limit on lost races, for operations that read a log and then write to it.
+//! The retry after a lost race, for operations that read a log and then write to it.
 
 use crate::error::{Error, Result};
 use crate::model::LogId;
@@ -6,8 +6,23 @@ use crate::model::LogId;
 /// Maximum number of lost races of one operation. For each lost race, another writer succeeded.
 const MAX_LOST_RACES: u32 = 20;
 
-/// Counts the lost races of one operation. The operation is a loop: read, then write. After a
-/// conflict, it counts the lost race here and starts again with the entries of the winner.
+/// Runs an operation that reads a log and then writes to it. `attempt` returns none if another
+/// writer was first; it then runs again and reads the entries of that writer.
+pub async fn retry<T, F: Future<Output = Result<Option<T>>>>(
+    id: &LogId,
+    mut attempt: impl FnMut() -> F,
+) -> Result<T> {
+    let mut races = LostRaces::default();
+    loop {
+        // On the heap: an attempt contains a whole restore, which would not fit on the stack twice.
+        if let Some(value) = Box::pin(attempt()).await? {
+            return Ok(value);
+        }
+        races.count(id)?;
+    }
+}
+
+/// Counts the lost races of one operation, for operations that also retry for other reasons.
 #[derive(Debug, Default)]
 pub struct LostRaces(u32);
 
@@ -30,17 +45,26 @@ mod tests {
     use super::*;
     use crate::error::ErrorKind;
 
-    #[test]
-    fn a_limited_number_of_races_may_be_lost() {
+    #[tokio::test]
+    async fn a_limited_number_of_races_may_be_lost() {
         let id = LogId {
             namespace: "n".parse().unwrap(),
             agent: "a".parse().unwrap(),
             name: "s".parse().unwrap(),
         };
-        let mut races = LostRaces::default();
-        for _ in 1..MAX_LOST_RACES {
-            races.count(&id).unwrap();
+        for lost in [0, 1, MAX_LOST_RACES - 1, MAX_LOST_RACES] {
+            let mut attempts = 0;
+            let outcome = retry(&id, || {
+                attempts += 1;
+                std::future::ready(Ok((attempts > lost).then_some(attempts)))
+            })
+            .await;
+            if lost < MAX_LOST_RACES {
+                assert_eq!(outcome.unwrap(), lost + 1);
+            } else {
+                assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Unavailable);
+                assert_eq!(attempts, MAX_LOST_RACES);
+            }
         }
-        assert_eq!(races.count(&id).unwrap_err().kind(), ErrorKind::Unavailable);
     }
 }

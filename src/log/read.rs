@@ -41,7 +41,7 @@ pub struct ReadOutcome<S> {
 
 impl<S> ReadOutcome<S> {
     /// Returns the sink; an error if damage ended the read.
-    pub fn require_intact(self, id: &LogId) -> Result<S> {
+    pub fn require_undamaged(self, id: &LogId) -> Result<S> {
         let hint = || {
             let name = &id.name;
             format!("run \"sessiond verify {name}\" to see which point can be restored")
@@ -147,7 +147,7 @@ impl Logs {
     pub async fn read_state(&self, id: &LogId) -> Result<LogState> {
         self.read_log(id, ReadOptions::default(), LogState::default)
             .await?
-            .require_intact(id)
+            .require_undamaged(id)
     }
 }
 

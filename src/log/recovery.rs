@@ -126,7 +126,7 @@ struct Suspicion {
 
 /// Damage that did not end a read.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Findings {
+pub(super) struct ReadFindings {
     /// Damaged segments whose entries were read from other segments.
     pub(super) redundant: Vec<String>,
     /// Damaged entries that a later claim skips.
@@ -144,7 +144,7 @@ pub(super) struct RecoveryPlan<'a> {
     suspected: BTreeSet<SegmentId>,
     suspicion: Option<Suspicion>,
     relists: u32,
-    /// The first segment that is intact but unreadable here. If its entries cannot be read from
+    /// The first segment that is undamaged but unreadable here. If its entries cannot be read from
     /// other segments, its error is the one to return.
     unreadable: Option<Error>,
 }
@@ -284,12 +284,12 @@ impl<'a> RecoveryPlan<'a> {
 
     /// The damage that did not end the read, once it reached entry `reached` and ended with
     /// `damage`.
-    pub(super) fn into_findings(self, reached: Seq, damage: Option<&Error>) -> Findings {
+    pub(super) fn into_findings(self, reached: Seq, damage: Option<&Error>) -> ReadFindings {
         let Exclusions {
             findings, entries, ..
         } = self.exclusions;
         let damage = damage.map(Error::to_string);
-        Findings {
+        ReadFindings {
             redundant: findings
                 .into_iter()
                 .filter(|finding| Some(finding) != damage.as_ref())
@@ -382,7 +382,7 @@ mod tests {
         // The damage itself is not listed among the findings.
         plan.exclusions.add_finding("entry 3 is missing".into());
         let error = Error::corrupt("entry 3 is missing");
-        assert_eq!(plan.into_findings(2, Some(&error)), Findings::default());
+        assert_eq!(plan.into_findings(2, Some(&error)), ReadFindings::default());
     }
 
     #[test]
@@ -489,7 +489,7 @@ mod tests {
         // No claim skips it.
         let step = plan.next(stop(), with_merge);
         assert_eq!(damage(step), "entry 5 does not follow entry 4");
-        assert_eq!(plan.into_findings(4, None), Findings::default());
+        assert_eq!(plan.into_findings(4, None), ReadFindings::default());
     }
 
     #[test]
@@ -500,7 +500,7 @@ mod tests {
         assert!(matches!(step, NextStep::Retry));
         assert_eq!(
             plan.into_findings(7, None),
-            Findings {
+            ReadFindings {
                 redundant: vec![],
                 skipped: vec!["a.jsonl has another digest".into()],
             }

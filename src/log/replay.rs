@@ -27,7 +27,7 @@ pub trait TranscriptVisitor {
     fn truncate(&mut self, path: &RelPath, from: u64);
 
     /// A transcript has a new path.
-    fn rename(&mut self, from: &RelPath, to: &RelPath);
+    fn apply_move(&mut self, moved: &FileMove);
 
     /// The messages so far start a fork: its transcripts have new paths, and offsets in the old
     /// ones are invalid.
@@ -76,7 +76,7 @@ impl<'a, V: TranscriptVisitor> TranscriptReplay<'a, V> {
         self.reader.move_files(&header.moves);
         FileMove::apply_all(&header.moves, &mut self.lengths);
         for moved in &header.moves {
-            self.visitor.rename(&moved.from, &moved.to);
+            self.visitor.apply_move(moved);
         }
         let parsed = self.reader.read(self.profile, entry.parts());
         for part in header
@@ -171,16 +171,19 @@ impl<T> PerTranscript<T> {
 
     /// See `TranscriptVisitor::truncate`.
     pub fn truncate(&mut self, path: &RelPath, from: u64) {
-        if let Some(items) = self.0.get_mut(path) {
-            items.retain(|(end, _)| *end <= from && from > 0);
+        let Some(items) = self.0.get_mut(path) else {
+            return;
+        };
+        if from == 0 {
+            items.clear();
         }
+        // The items are in order, so only the discarded ones are visited.
+        while items.pop_if(|(end, _)| *end > from).is_some() {}
     }
 
     /// See `TranscriptVisitor::rename`.
-    pub fn rename(&mut self, from: &RelPath, to: &RelPath) {
-        if let Some(items) = self.0.remove(from) {
-            self.0.insert(to.clone(), items);
-        }
+    pub fn apply_move(&mut self, moved: &FileMove) {
+        moved.apply(&mut self.0);
     }
 
     /// See `TranscriptVisitor::start_fork`.

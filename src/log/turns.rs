@@ -14,7 +14,7 @@ use super::state::LogState;
 use crate::agent::Profile;
 use crate::error::Result;
 use crate::model::message::TurnEvent;
-use crate::model::{LocatedMessage, LogId, RelPath, ResolvedPoint, TurnTracker};
+use crate::model::{FileMove, LocatedMessage, LogId, RelPath, ResolvedPoint, TurnTracker};
 
 /// The turn events of all transcripts of a session.
 #[derive(Debug, Clone, Default)]
@@ -23,9 +23,9 @@ pub struct TurnEvents(PerTranscript<TurnEvent>);
 impl TurnEvents {
     /// The state that the events lead to.
     pub fn tracker(&self) -> TurnTracker {
-        let events: Vec<TurnEvent> = self.0.iter().map(|(_, event)| event.clone()).collect();
+        let events = self.0.iter().map(|(_, event)| event);
         let mut turns = TurnTracker::default();
-        turns.apply(&events, &BTreeMap::new());
+        turns.apply_each(events, &BTreeMap::new(), drop);
         turns
     }
 }
@@ -41,8 +41,8 @@ impl TranscriptVisitor for TurnEvents {
         self.0.truncate(path, from);
     }
 
-    fn rename(&mut self, from: &RelPath, to: &RelPath) {
-        self.0.rename(from, to);
+    fn apply_move(&mut self, moved: &FileMove) {
+        self.0.apply_move(moved);
     }
 
     fn start_fork(&mut self, names: &BTreeMap<RelPath, RelPath>) {

@@ -24,6 +24,7 @@ use self::sqlite::SqliteDatabase;
 use crate::error::{Error, ErrorContext, Result};
 use crate::model::SessionId;
 use crate::sys::Owner;
+use crate::sys::mutation::{Mutation, is_active};
 
 /// The directory of the mirror, in the agent's directory.
 const DIRECTORY: &str = ".sessiond-mirror";
@@ -214,7 +215,9 @@ impl Mirror {
         snapshot
             .changed_rows(id, since_ms, &mut |row| mirrored.update(&row, &mut writer))
             .await?;
-        if mirrored.has_deleted_rows(&snapshot.row_counts(id).await?) {
+        if mirrored.has_deleted_rows(&snapshot.row_counts(id).await?)
+            && !is_active(Mutation::ForgetDeletedRows)
+        {
             let present = snapshot.row_keys(id).await?;
             mirrored.delete_missing(&present, &mut writer)?;
         }

@@ -127,6 +127,22 @@ impl TurnTracker {
         lengths: &BTreeMap<RelPath, u64>,
     ) -> Vec<Checkpoint> {
         let mut made: Vec<Checkpoint> = Vec::new();
+        self.apply_each(events, lengths, |checkpoint| {
+            // Only the last checkpoint can be made again.
+            made.pop_if(|last| last.number == checkpoint.number);
+            made.push(checkpoint);
+        });
+        made
+    }
+
+    /// Applies events in order, and passes each checkpoint to `on_checkpoint`. A checkpoint with
+    /// the number of the previous one replaces it.
+    pub fn apply_each<'a>(
+        &mut self,
+        events: impl IntoIterator<Item = &'a TurnEvent>,
+        lengths: &BTreeMap<RelPath, u64>,
+        mut on_checkpoint: impl FnMut(Checkpoint),
+    ) {
         for event in events {
             self.track_calls(event);
             let Some(TurnBoundary::End(stop_reason)) = &event.boundary else {
@@ -168,10 +184,8 @@ impl TurnTracker {
                 response_id: event.response_id.clone(),
                 parent: checkpoint.parent,
             });
-            made.retain(|earlier| earlier.number != checkpoint.number);
-            made.push(checkpoint);
+            on_checkpoint(checkpoint);
         }
-        made
     }
 
     /// Whether the event was applied before. An event after the last end of a turn is new,
@@ -250,4 +264,50 @@ fn first_bytes(text: &str) -> String {
 
 fn last_bytes(text: &str) -> String {
     text[text.ceil_char_boundary(text.len().saturating_sub(MAX_EXCERPT_LEN))..].to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(number: u64, boundary: TurnBoundary) -> TurnEvent {
+        TurnEvent {
+            path: "projects/-w/s1.jsonl".parse().unwrap(),
+            end: number,
+            at: Timestamp::from_second(number as i64).ok(),
+            message_id: None,
+            response_id: Some(format!("r{}", number / 3)),
+            boundary: Some(boundary),
+            calls: Vec::new(),
+            tool_results: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn each_end_of_a_turn_is_visited_once() {
+        const TURNS: u64 = 20_000;
+        // A prompt and a response of two messages per turn.
+        let events: Vec<TurnEvent> = (0..TURNS)
+            .flat_map(|turn| {
+                let end = || TurnBoundary::End("end_turn".to_owned());
+                let start = event(3 * turn, TurnBoundary::Start);
+                [
+                    start,
+                    event(3 * turn + 1, end()),
+                    event(3 * turn + 2, end()),
+                ]
+            })
+            .collect();
+        let mut visited = Vec::new();
+        let mut turns = TurnTracker::default();
+        turns.apply_each(&events, &BTreeMap::new(), |checkpoint| {
+            visited.push(checkpoint.number);
+        });
+        let expected: Vec<u64> = (1..=TURNS).flat_map(|number| [number, number]).collect();
+        assert_eq!(visited, expected);
+        assert_eq!(turns.turn, TURNS);
+        let made = TurnTracker::default().apply(&events, &BTreeMap::new());
+        assert_eq!(made.len() as u64, TURNS);
+        assert_eq!(made.last().unwrap().at.as_second(), 3 * TURNS as i64 - 1);
+    }
 }

@@ -59,6 +59,9 @@ pub struct CoveredRange {
     pub digest: Digest,
     /// Time of the first entry.
     pub first_at: Timestamp,
+    /// Time of the newest entry that wrote content; none if the range holds only claims.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub written_at: Option<Timestamp>,
     /// Number of entries.
     pub entries: u64,
     /// Raw bytes of their parts.
@@ -121,6 +124,19 @@ impl EntryHeader {
     /// Whether the log starts over with this entry: it is a purge, or the first claim after one.
     pub fn resets_log(&self) -> bool {
         self.kind == EntryKind::Purge || self.kind == EntryKind::Claim && self.prev_seq == Some(0)
+    }
+
+    /// The time at which it wrote content, or the newest of the entries that it replaces did; none
+    /// for a claim or a removal.
+    pub fn written_at(&self) -> Option<Timestamp> {
+        match (&self.covers, self.kind) {
+            // A segment without the field holds content if it has parts.
+            (Some(covers), _) => covers
+                .written_at
+                .or((!self.parts.is_empty()).then_some(self.at)),
+            (None, EntryKind::Delta) => Some(self.at),
+            (None, _) => None,
+        }
     }
 
     /// Its checkpoints, that of the fork's origin included, each with its `seq`.
@@ -210,10 +226,17 @@ impl FileMove {
     /// ignored; one at the new path is replaced.
     pub fn apply_all<T>(moves: &[FileMove], files: &mut BTreeMap<RelPath, T>) {
         for step in moves {
-            if let Some(file) = files.remove(&step.from) {
-                files.insert(step.to.clone(), file);
-            }
+            step.apply(files);
         }
+    }
+
+    /// Applies one move. Returns false if the file is not there.
+    pub fn apply<T>(&self, files: &mut BTreeMap<RelPath, T>) -> bool {
+        let Some(file) = files.remove(&self.from) else {
+            return false;
+        };
+        files.insert(self.to.clone(), file);
+        true
     }
 }
 

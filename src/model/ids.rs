@@ -110,7 +110,7 @@ impl ProjectId {
 
 /// Writes unsafe bytes as `=` and two hex digits, so that different names stay different. A name
 /// that is too long for a key ends in its digest.
-fn escape(name: &str) -> String {
+pub(super) fn escape(name: &str) -> String {
     let mut out = String::with_capacity(name.len());
     for (at, byte) in name.bytes().enumerate() {
         if is_plain(byte) && byte != b'=' && !(at == 0 && byte == b'.') {

@@ -1,7 +1,7 @@
 //! The only file that builds and parses object keys. `docs/reference/format.md` documents them.
 
 use crate::error::{Error, Result};
-use crate::model::{AgentName, LogId, LogName, Namespace, Seq, WriterId};
+use crate::model::{AgentName, LogId, LogName, Namespace, Seq, SessionId, WriterId, ids};
 
 /// The version of the layout, the first component of every key.
 const LAYOUT: &str = "v1";
@@ -22,6 +22,24 @@ pub fn probe(token: &str) -> String {
 /// The directory that holds one directory per log of an agent.
 pub fn agent_dir(namespace: &Namespace, agent: &AgentName) -> String {
     format!("{LAYOUT}/{namespace}/{agent}/")
+}
+
+/// The directory of the references of one request ID.
+pub fn request_dir(namespace: &Namespace, agent: &AgentName, request_id: &str) -> String {
+    let name = ids::escape(request_id);
+    format!("{}.requests/{name}/", agent_dir(namespace, agent))
+}
+
+/// The reference of a request ID to one of its sessions.
+pub fn request_reference(id: &LogId, request_id: &str) -> String {
+    let directory = request_dir(&id.namespace, &id.agent, request_id);
+    format!("{directory}{}.json", id.name)
+}
+
+/// The session in the key of a request reference; none if it is not such a key.
+pub fn referenced_session(key: &str) -> Option<SessionId> {
+    let name = key.rsplit('/').next()?.strip_suffix(".json")?;
+    name.parse().ok()
 }
 
 /// The directory of one log.
@@ -234,6 +252,19 @@ mod tests {
             branch_entry(&id(), &writer, 188),
             "v1/team/claude-code/3f2a/branch/w1/000000000188.gz"
         );
+    }
+
+    #[test]
+    fn the_sessions_of_a_request_are_in_a_directory_that_is_no_log() {
+        let key = request_reference(&id(), "job/7");
+        assert_eq!(key, "v1/team/claude-code/.requests/job=2F7/3f2a.json");
+        assert_eq!(referenced_session(&key), "3f2a".parse().ok());
+        assert_eq!(
+            referenced_session("v1/team/claude-code/.requests/x/.json"),
+            None
+        );
+        assert_eq!(log_name("v1/team/claude-code/.requests/"), None);
+        assert!(!holds_content(&key));
     }
 
     #[test]

@@ -41,7 +41,7 @@ impl Ttl {
 
 /// The status of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Status {
+pub enum SessionStatus {
     /// It has no bytes yet.
     Created,
     /// It is in use.
@@ -52,19 +52,19 @@ pub enum Status {
     Archived,
 }
 
-impl Status {
+impl SessionStatus {
     /// The name in the index and in output.
     pub fn as_str(self) -> &'static str {
         match self {
-            Status::Created => "created",
-            Status::Active => "active",
-            Status::Completed => "completed",
-            Status::Archived => "archived",
+            SessionStatus::Created => "created",
+            SessionStatus::Active => "active",
+            SessionStatus::Completed => "completed",
+            SessionStatus::Archived => "archived",
         }
     }
 }
 
-impl fmt::Display for Status {
+impl fmt::Display for SessionStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
@@ -80,11 +80,11 @@ pub enum ClosedStatus {
     Archived,
 }
 
-impl From<ClosedStatus> for Status {
-    fn from(status: ClosedStatus) -> Status {
+impl From<ClosedStatus> for SessionStatus {
+    fn from(status: ClosedStatus) -> SessionStatus {
         match status {
-            ClosedStatus::Completed => Status::Completed,
-            ClosedStatus::Archived => Status::Archived,
+            ClosedStatus::Completed => SessionStatus::Completed,
+            ClosedStatus::Archived => SessionStatus::Archived,
         }
     }
 }
@@ -135,11 +135,11 @@ impl SessionMetadata {
     }
 
     /// The status of a session that has `raw_bytes` bytes now.
-    pub fn status(&self, raw_bytes: u64) -> Status {
+    pub fn status(&self, raw_bytes: u64) -> SessionStatus {
         match self.closed {
-            _ if raw_bytes == 0 => Status::Created,
+            _ if raw_bytes == 0 => SessionStatus::Created,
             Some(closed) if closed.raw_bytes == raw_bytes => closed.status.into(),
-            _ => Status::Active,
+            _ => SessionStatus::Active,
         }
     }
 
@@ -269,11 +269,11 @@ mod tests {
         };
         assert_eq!(
             (done.status(7), done.status(8)),
-            (Status::Completed, Status::Active)
+            (SessionStatus::Completed, SessionStatus::Active)
         );
         assert_eq!(
             (done.status(0), SessionMetadata::default().status(1)),
-            (Status::Created, Status::Active)
+            (SessionStatus::Created, SessionStatus::Active)
         );
     }
 

@@ -9,7 +9,9 @@ pub mod ids;
 pub mod keys;
 pub mod message;
 pub mod metadata;
+pub mod patterns;
 pub mod point;
+pub mod prices;
 pub mod version;
 
 pub use checkpoint::{Checkpoint, TurnTracker};
@@ -22,6 +24,8 @@ pub use message::{
     Block, LocatedMessage, Message, ParsedTranscripts, Role, Tokens, ToolCall, TranscriptLine,
     TurnBoundary,
 };
-pub use metadata::{Closed, ClosedStatus, Label, SessionMetadata, Status, Ttl};
+pub use metadata::{Closed, ClosedStatus, Label, SessionMetadata, SessionStatus, Ttl};
+pub use patterns::Patterns;
 pub use point::{LogPoint, PointSpec, ResolvedPoint};
+pub use prices::Prices;
 pub use version::Version;

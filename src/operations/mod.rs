@@ -9,6 +9,7 @@ pub mod gc;
 pub mod history_file;
 pub mod import;
 pub mod index;
+pub mod launch;
 pub mod pull;
 pub mod restore;
 pub mod verify;

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::log::errors;
 use crate::model::{LogId, PointSpec, RelPath, ResolvedPoint, ToolCall, WriterId, keys};
 use crate::restore::repair::RepairedFile;
-use crate::restore::{self, Context, Options, Purpose, RestoreReport};
+use crate::restore::{self, Options, Purpose, RestoreContext, RestoreReport};
 use crate::sessions::point;
 use crate::store::{Store, list_dirs, list_objects};
 use crate::sys::{Disk, STATE_DIR};
@@ -81,9 +81,17 @@ pub async fn pull(
                 Some(branch) => Some(complete_writer(parts, id, branch).await?),
                 None => None,
             };
+            let point = match (&point, &branch) {
+                // A branch has its own entries, and no checkpoints of the main log.
+                (PointSpec::Log(at), Some(_)) => ResolvedPoint {
+                    at: *at,
+                    checkpoint: None,
+                },
+                _ => point::resolve(&parts.logs, id, &point).await?,
+            };
             let options = Options {
                 purpose: Purpose::Pull,
-                point: point::resolve(&parts.logs, id, &point).await?,
+                point,
                 branch,
                 repair,
                 ..Options::default()
@@ -120,8 +128,8 @@ pub(super) async fn copy_for(
     Ok(restore::restore(&context, id, &options).await?.report)
 }
 
-fn context(parts: &Parts, directory: Arc<Disk>) -> Context {
-    Context {
+fn context(parts: &Parts, directory: Arc<Disk>) -> RestoreContext {
+    RestoreContext {
         directory,
         profile: parts.profile.clone(),
         logs: parts.logs.clone(),

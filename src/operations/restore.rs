@@ -18,7 +18,7 @@ use crate::mirror::UpdateMode;
 use crate::model::{LogId, LogName, PointSpec, ResolvedPoint, Version};
 use crate::restore::inline::{self, InlineSession};
 use crate::restore::{
-    Context, Options, Purpose, RestoreReport, Restored, restore, restore_with_projects,
+    Options, Purpose, RestoreContext, RestoreReport, Restored, restore, restore_with_projects,
 };
 use crate::sessions::find::{self, SessionSelector};
 use crate::sessions::point;
@@ -193,7 +193,7 @@ impl RestoreService {
         Ok(service)
     }
 
-    /// A service for a dry run, or for a caller that holds the lock.
+    /// A service for a dry run.
     pub fn without_lock(
         parts: &Parts,
         owner: Option<Owner>,
@@ -225,7 +225,8 @@ impl RestoreService {
     pub async fn restore(&self, request: &RestoreRequest) -> Result<RestoreSummary> {
         let _running = self.running.lock().await;
         let started = Instant::now();
-        let result = self.restore_all(request).await;
+        // Boxed: the future of a restore is large, and callers keep it on the stack of the main thread.
+        let result = Box::pin(self.restore_all(request)).await;
         match &result {
             Ok(summary) if summary.restored.is_empty() => {}
             Ok(summary) => self.count(&summary.restored, started),
@@ -246,7 +247,9 @@ impl RestoreService {
         let options = self.options(request, ResolvedPoint::default());
         let report = inline::restore(&self.context(), session, &options)?;
         self.push_to_database(&report, request.dry_run).await?;
-        self.hand_over_state(request.dry_run)?;
+        if !request.dry_run {
+            self.chown_state()?;
+        }
         let summary = RestoreSummary {
             restored: vec![report],
             ..RestoreSummary::default()
@@ -395,7 +398,9 @@ impl RestoreService {
         for project in projects {
             restored.push(project?);
         }
-        self.hand_over_state(request.dry_run)?;
+        if !request.dry_run {
+            self.chown_state()?;
+        }
         Ok(restored)
     }
 
@@ -410,9 +415,10 @@ impl RestoreService {
         Ok(())
     }
 
-    /// Gives sessiond's own directory to the owner of the files.
-    fn hand_over_state(&self, dry_run: bool) -> Result<()> {
-        match self.owner.filter(|_| !dry_run) {
+    /// Gives the state directory to the owner of the files, so that the next sessiond can run as
+    /// that user.
+    pub fn chown_state(&self) -> Result<()> {
+        match self.owner {
             Some(owner) => self
                 .disk
                 .chown_state(owner)
@@ -463,8 +469,8 @@ impl RestoreService {
         Ok(Outcome::History(Box::new(FallbackHistory { file, cause })))
     }
 
-    fn context(&self) -> Context {
-        Context {
+    fn context(&self) -> RestoreContext {
+        RestoreContext {
             directory: self.disk.clone(),
             profile: self.parts.profile.clone(),
             logs: self.parts.logs.clone(),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use tracing::Instrument;
 
-use super::options::Context;
+use super::options::RestoreContext;
 use super::report::Restored;
 use crate::codec::entry::EncodedEntry;
 use crate::error::Result;
@@ -49,7 +49,7 @@ pub(super) struct Takeover {
 
 /// Claims the log and writes its ledger. Returns `None` if another writer appended in between.
 pub(super) async fn take_over(
-    context: &Context,
+    context: &RestoreContext,
     id: &LogId,
     takeover: Takeover,
     mut restored: Restored,
@@ -93,7 +93,7 @@ pub(super) async fn take_over(
 /// Writes a claim. Retries while the store is unavailable: a claim that arrived without an
 /// acknowledgment is found by reading it back.
 async fn claim(
-    context: &Context,
+    context: &RestoreContext,
     id: &LogId,
     log_writer: &mut LogWriter,
     head: Seq,

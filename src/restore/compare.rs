@@ -2,7 +2,7 @@
 
 use std::io::{ErrorKind, Result};
 
-use super::options::{Context, Options};
+use super::options::{Options, RestoreContext};
 use super::repair;
 use crate::log::assemble::StagedFile;
 use crate::log::ledger::{FileCursor, Ledger};
@@ -25,6 +25,8 @@ pub struct Comparison {
 /// A local file relative to the stored one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LocalFile {
+    /// Length of the local file.
+    pub size: u64,
     /// Both are equal.
     pub is_equal: bool,
     /// The local file is a longer version of the stored one.
@@ -49,7 +51,7 @@ impl LocalFile {
 
 /// Compares a stored file with the local file at `local_path`.
 pub fn compare(
-    context: &Context,
+    context: &RestoreContext,
     options: &Options,
     local_path: &RelPath,
     stored: (&FileState, &StagedFile),
@@ -81,7 +83,10 @@ pub fn compare(
         return Ok(comparison);
     };
     let size = file.stat()?.size;
-    let mut local = LocalFile::default();
+    let mut local = LocalFile {
+        size,
+        ..LocalFile::default()
+    };
     let common = size.min(len);
     let local_cursor = FileCursor::read(&*file, state.kind, common)?;
     let stored_cursor = FileCursor::read(&*stored, state.kind, common)?;

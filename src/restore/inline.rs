@@ -5,7 +5,7 @@
 
 use serde::de::IgnoredAny;
 
-use super::options::{Context, Options};
+use super::options::{Options, RestoreContext};
 use super::plan::{self, LedgerState};
 use super::report::RestoreReport;
 use super::write;
@@ -110,7 +110,7 @@ fn decode_transcript(
 
 /// Writes the files of the session. Local files that differ are never overwritten.
 pub fn restore(
-    context: &Context,
+    context: &RestoreContext,
     session: InlineSession,
     options: &Options,
 ) -> Result<RestoreReport> {
@@ -125,7 +125,7 @@ pub fn restore(
 }
 
 fn write_files(
-    context: &Context,
+    context: &RestoreContext,
     id: &LogId,
     session: InlineSession,
     options: &Options,

@@ -8,7 +8,7 @@ use tracing::Instrument;
 use tracing::field::{Empty, display};
 
 use super::claim::{LogEnd, Takeover, take_over};
-use super::options::{Context, Options, Purpose};
+use super::options::{Options, Purpose, RestoreContext};
 use super::plan::{self, FilePlan, LedgerState};
 use super::project;
 use super::report::{RestoreReport, Restored};
@@ -16,31 +16,22 @@ use super::write;
 use crate::error::{Error, ErrorContext, ErrorKind, Result};
 use crate::log::assemble::FileAssembler;
 use crate::log::ledger::{FileCursor, Ledger};
-use crate::log::race::LostRaces;
 use crate::log::read::{ReadOptions, ReadOutcome};
 use crate::log::writer::WriteTarget;
-use crate::log::{errors, segments};
+use crate::log::{errors, race, segments};
 use crate::model::{
-    FileKind, FileState, LogId, LogPoint, RelPath, ResolvedPoint, Seq, ToolCall, WriterId,
+    FileKind, FileStat, FileState, LogId, LogPoint, RelPath, ResolvedPoint, Seq, ToolCall, WriterId,
 };
 use crate::store::Store;
 use crate::sys::{Directory, STATE_DIR, TRACE_TARGET};
 
 /// Restores the files of one log.
-pub async fn restore(context: &Context, id: &LogId, options: &Options) -> Result<Restored> {
-    let attempts = async {
-        let mut races = LostRaces::default();
-        loop {
-            let prepared = prepare(context, id, options).await?;
-            if let Some(restored) = prepared.finish(context, id).await? {
-                return Ok(restored);
-            }
-            races.count(id)?;
-        }
-    };
+pub async fn restore(context: &RestoreContext, id: &LogId, options: &Options) -> Result<Restored> {
+    let attempts = race::retry(id, || async {
+        let prepared = prepare(context, id, options).await?;
+        prepared.finish(context, id).await
+    });
     let command = options.purpose.as_str();
-    // Boxed: the future is large, and every wrapper would copy it on the stack.
-    let attempts = Box::pin(attempts);
     let attempts = async { attempts.await.with_context(|| format!("{command} {id}")) };
     traced(id, attempts, |restored| &restored.report).await
 }
@@ -81,7 +72,7 @@ pub(super) struct Prepared {
 
 impl Prepared {
     /// Claims the log. Returns `None` if another writer appended in between.
-    pub async fn finish(self, context: &Context, id: &LogId) -> Result<Option<Restored>> {
+    pub async fn finish(self, context: &RestoreContext, id: &LogId) -> Result<Option<Restored>> {
         match self.takeover {
             Some(takeover) => take_over(context, id, takeover, self.restored).await,
             None => Ok(Some(self.restored)),
@@ -90,7 +81,11 @@ impl Prepared {
 }
 
 /// Reads a log and writes its files.
-pub(super) async fn prepare(context: &Context, id: &LogId, options: &Options) -> Result<Prepared> {
+pub(super) async fn prepare(
+    context: &RestoreContext,
+    id: &LogId,
+    options: &Options,
+) -> Result<Prepared> {
     if let Some(prepared) = prepare_up_to_date(context, id, options).await? {
         return Ok(prepared);
     }
@@ -122,7 +117,7 @@ pub(super) async fn prepare(context: &Context, id: &LogId, options: &Options) ->
 }
 
 async fn read_and_write(
-    context: &Context,
+    context: &RestoreContext,
     id: &LogId,
     options: &Options,
     stage: &RelPath,
@@ -155,7 +150,7 @@ async fn read_and_write(
 }
 
 /// Checks that the branch of a writer exists.
-async fn check_branch(context: &Context, id: &LogId, writer: &WriterId) -> Result<()> {
+async fn check_branch(context: &RestoreContext, id: &LogId, writer: &WriterId) -> Result<()> {
     if !context
         .logs
         .list_branch_segments(id, writer)
@@ -176,14 +171,16 @@ async fn check_branch(context: &Context, id: &LogId, writer: &WriterId) -> Resul
     )))
 }
 
-/// Reads the log up to the point; with `salvage`, up to the last undamaged entry.
+/// Reads the log up to the point; with `salvage`, up to the last undamaged entry. An undamaged part
+/// that the agent cannot resume is not restored: a claim would hide the damage after it.
 async fn read_point<'a>(
-    context: &Context,
+    context: &RestoreContext,
     id: &LogId,
     options: &Options,
     assembler: &mut (impl FnMut() -> FileAssembler<'a> + Send),
 ) -> Result<ReadOutcome<FileAssembler<'a>>> {
     let mut at = options.point.at;
+    let mut salvaged: Option<Error> = None;
     loop {
         let read_options = ReadOptions {
             at,
@@ -194,21 +191,42 @@ async fn read_point<'a>(
             .logs
             .read_log(id, read_options, &mut *assembler)
             .await?;
-        match read.damage.take() {
-            None => return Ok(read),
-            Some(error) if options.salvage && read.seq > 0 => {
-                tracing::warn!(%error, undamaged_to = read.seq, head = read.head, "the log is damaged; restoring the undamaged part");
-                at = LogPoint::Seq(read.seq);
+        let error = match (read.damage.take(), salvaged.take()) {
+            (None, Some(error)) if !is_resumable(context, id, &read) => {
+                return Err(with_damage_hint(context, id, &read, error, options));
             }
-            Some(error) => return Err(with_damage_hint(id, &read, error, options)),
+            (None, _) => return Ok(read),
+            (Some(_), Some(first)) => first,
+            (Some(error), None) => error,
+        };
+        if !options.salvage || read.seq == 0 {
+            return Err(with_damage_hint(context, id, &read, error, options));
         }
+        tracing::warn!(%error, undamaged_to = read.seq, head = read.head, "the log is damaged; restoring the undamaged part");
+        at = LogPoint::Seq(read.seq);
+        salvaged = Some(error);
     }
 }
 
-/// Adds the other damage that was found, and what the user can do.
-fn with_damage_hint<S>(
+/// Whether the agent can resume what was read: it holds the session's transcript.
+fn is_resumable(
+    context: &RestoreContext,
     id: &LogId,
-    read: &ReadOutcome<S>,
+    read: &ReadOutcome<FileAssembler<'_>>,
+) -> bool {
+    let files = &read.sink.state.files;
+    let mut files = files.iter().filter(|(_, file)| file.len > 0);
+    if id.name.is_project() || !context.profile.knows_transcripts() {
+        return files.next().is_some();
+    }
+    files.any(|(path, _)| context.profile.is_transcript(path))
+}
+
+/// Adds the other damage that was found, and what the user can do.
+fn with_damage_hint(
+    context: &RestoreContext,
+    id: &LogId,
+    read: &ReadOutcome<FileAssembler<'_>>,
     error: Error,
     options: &Options,
 ) -> Error {
@@ -218,7 +236,10 @@ fn with_damage_hint<S>(
         others => Error::corrupt(format!("{error}; also damaged: {}", others.join("; "))),
     };
     error.hint(hint.unwrap_or_else(|| match read.seq {
-        0 => errors::NO_INTACT_ENTRY.to_owned(),
+        0 => errors::NO_UNDAMAGED_ENTRY.to_owned(),
+        _ if options.purpose == Purpose::Restore && !is_resumable(context, id, read) => {
+            errors::history_hint(id)
+        }
         seq => undamaged_part_hint(id, seq, read.head, options),
     }))
 }
@@ -248,7 +269,7 @@ fn undamaged_part_hint(id: &LogId, seq: Seq, head: Seq, options: &Options) -> St
 
 /// Reads the end of the log, after which the claim is written.
 async fn read_end<'a>(
-    context: &'a Context,
+    context: &'a RestoreContext,
     id: &LogId,
     options: &Options,
     read: &ReadOutcome<FileAssembler<'_>>,
@@ -281,7 +302,7 @@ fn log_end(read: &ReadOutcome<FileAssembler<'_>>) -> LogEnd {
 
 /// Plans and writes the files of a log that was read.
 async fn write(
-    context: &Context,
+    context: &RestoreContext,
     id: &LogId,
     options: &Options,
     mut read: ReadOutcome<FileAssembler<'_>>,
@@ -358,7 +379,7 @@ async fn write(
 /// The content of a log after the restored point: bytes by transcript, and the calls that are
 /// pending at its end.
 async fn rewound(
-    context: &Context,
+    context: &RestoreContext,
     id: &LogId,
     restored: &FileAssembler<'_>,
 ) -> Result<(BTreeMap<RelPath, u64>, Vec<ToolCall>)> {
@@ -384,7 +405,7 @@ async fn rewound(
 /// Prepares a log that this volume wrote last: its files are equal to the log or newer, so nothing
 /// is read. Returns `None` if that is not the case.
 async fn prepare_up_to_date(
-    context: &Context,
+    context: &RestoreContext,
     id: &LogId,
     options: &Options,
 ) -> Result<Option<Prepared>> {
@@ -404,17 +425,13 @@ async fn prepare_up_to_date(
     if !is_current || !stays_in_project(context, id, options, &ledger)? {
         return Ok(None);
     }
-    let is_intact = ledger.files.iter().all(|(path, cursor)| {
-        holds_uploaded_bytes(&*context.directory, path, cursor).unwrap_or(false)
-    });
-    if !is_intact {
-        return Ok(None);
+    let mut files = Vec::new();
+    for (path, cursor) in &ledger.files {
+        match unchanged_file(&*context.directory, path, cursor) {
+            Ok(Some(stat)) => files.push(FilePlan::kept(path, cursor, &stat)),
+            Ok(None) | Err(_) => return Ok(None),
+        }
     }
-    let files = ledger
-        .files
-        .iter()
-        .map(|(path, cursor)| FilePlan::kept(path, cursor))
-        .collect();
     let report = RestoreReport {
         seq: head,
         head,
@@ -443,7 +460,7 @@ async fn prepare_up_to_date(
 
 /// Whether no file of the session has to move, and no other project has a copy of its transcript.
 fn stays_in_project(
-    context: &Context,
+    context: &RestoreContext,
     id: &LogId,
     options: &Options,
     ledger: &Ledger,
@@ -466,23 +483,23 @@ fn stays_in_project(
     Ok(true)
 }
 
-/// Whether a local file still holds the bytes that were uploaded: a power failure can cut its end.
-fn holds_uploaded_bytes(
+/// The metadata of a local file that still holds the bytes that were uploaded: a power failure can
+/// cut its end.
+fn unchanged_file(
     directory: &dyn Directory,
     path: &RelPath,
     cursor: &FileCursor,
-) -> std::io::Result<bool> {
+) -> std::io::Result<Option<FileStat>> {
     let Some(file) = directory.open(path)? else {
-        return Ok(false);
+        return Ok(None);
     };
     let stat = file.stat()?;
-    if stat == cursor.stat {
-        return Ok(true);
-    }
-    match cursor.kind {
-        FileKind::Append => Ok(FileCursor::read(&*file, cursor.kind, cursor.len)?
-            .is_some_and(|current| current.hash == cursor.hash)),
+    let is_unchanged = match cursor.kind {
+        _ if stat == cursor.stat => true,
+        FileKind::Append => FileCursor::read(&*file, cursor.kind, cursor.len)?
+            .is_some_and(|current| current.hash == cursor.hash),
         // The agent may have replaced it since, but not with an empty file.
-        FileKind::Whole => Ok(stat.size > 0 || cursor.len == 0),
-    }
+        FileKind::Whole => stat.size > 0 || cursor.len == 0,
+    };
+    Ok(is_unchanged.then_some(stat))
 }

@@ -16,7 +16,7 @@ mod session;
 mod write;
 
 pub use log::restore;
-pub use options::{Context, Options, Purpose};
+pub use options::{Options, Purpose, RestoreContext};
 pub use plan::{FileAction, FilePlan};
 pub use report::{RestoreReport, Restored};
 pub use session::restore_with_projects;

@@ -9,7 +9,7 @@ use crate::sys::{Directory, Owner};
 
 /// The parts that a restore works with.
 #[derive(Clone)]
-pub struct Context {
+pub struct RestoreContext {
     /// The directory that receives the files.
     pub directory: Arc<dyn Directory>,
     /// The agent's profile.

@@ -7,14 +7,14 @@ use std::ops::Bound;
 use serde::Serialize;
 
 use super::compare::{Comparison, LocalFile, compare};
-use super::options::{Context, Options};
+use super::options::{Options, RestoreContext};
 use super::project;
 use crate::agent::FileClass;
 use crate::error::{Error, Result};
 use crate::log::assemble::FileAssembler;
 use crate::log::ledger::{FileCursor, Ledger};
 use crate::log::writer::WriteTarget;
-use crate::model::{FileKind, FileMove, FileState, LogId, LogPoint, RelPath, Seq};
+use crate::model::{FileKind, FileMove, FileStat, FileState, LogId, LogPoint, RelPath, Seq};
 use crate::sys::STATE_DIR;
 
 /// Maximum number of files that a conflict lists.
@@ -54,6 +54,10 @@ pub struct FilePlan {
     pub action: FileAction,
     /// Its length after the restore.
     pub bytes: u64,
+    /// Number of its bytes that the log holds.
+    pub log_bytes: u64,
+    /// Number of bytes of a kept file that the log does not hold yet.
+    pub lag_bytes: u64,
     /// Number of bytes of a partial line that stay in the log.
     pub partial_line_bytes: u64,
     /// The path of the local file that becomes this one. It differs if the session changes its
@@ -74,6 +78,8 @@ impl FilePlan {
             path: path.clone(),
             action: FileAction::Write,
             bytes: comparison.len,
+            log_bytes: comparison.len + comparison.partial_line_bytes,
+            lag_bytes: 0,
             partial_line_bytes: comparison.partial_line_bytes,
             local_path: local_path.clone(),
             local: comparison.local,
@@ -81,16 +87,35 @@ impl FilePlan {
         }
     }
 
-    /// A file that is kept, as the ledger knows it.
-    pub(super) fn kept(path: &RelPath, cursor: &FileCursor) -> Self {
+    /// A local file that is kept. The cursor says how far the log holds it.
+    pub(super) fn kept(path: &RelPath, cursor: &FileCursor, stat: &FileStat) -> Self {
         FilePlan {
             path: path.clone(),
             action: FileAction::Keep,
-            bytes: cursor.len,
-            partial_line_bytes: cursor.partial_line_bytes,
+            bytes: stat.size,
+            log_bytes: cursor.len,
+            lag_bytes: match cursor.kind {
+                FileKind::Append => stat.size.saturating_sub(cursor.len),
+                FileKind::Whole if *stat == cursor.stat => 0,
+                FileKind::Whole => stat.size,
+            },
+            partial_line_bytes: 0,
             local_path: path.clone(),
             local: None,
             cursor: None,
+        }
+    }
+
+    /// Sets what is done with the file.
+    fn set_action(&mut self, action: FileAction, kind: FileKind) {
+        self.action = action;
+        if let (FileAction::Keep, Some(local)) = (action, self.local) {
+            self.bytes = local.size;
+            self.lag_bytes = match kind {
+                _ if local.is_equal => 0,
+                FileKind::Append if local.is_longer => local.size.saturating_sub(self.log_bytes),
+                _ => local.size,
+            };
         }
     }
 
@@ -152,7 +177,7 @@ fn decide(
 
 /// Plans every file of log `id`.
 pub(super) fn plan_files(
-    context: &Context,
+    context: &RestoreContext,
     id: &LogId,
     assembler: &FileAssembler<'_>,
     moves: &[FileMove],
@@ -195,13 +220,14 @@ pub(super) fn plan_files(
             is_longer: local.is_longer && options.claim,
             ..local
         });
-        plan.action = decide(
+        let action = decide(
             file.kind,
             is_latest,
             local,
             is_newer && options.claim,
             options.force,
         );
+        plan.set_action(action, file.kind);
     }
     let mut plans: Vec<FilePlan> = plans.into_iter().map(|(plan, _)| plan).collect();
     if options.claim {
@@ -213,7 +239,7 @@ pub(super) fn plan_files(
 
 /// Compares every file of the log with the local one.
 fn compare_files<'f>(
-    context: &Context,
+    context: &RestoreContext,
     assembler: &'f FileAssembler<'_>,
     moves: &[FileMove],
     ledger: Option<&Ledger>,
@@ -242,7 +268,7 @@ fn compare_files<'f>(
 /// The newest entry of each transcript, by file name: a transcript that moved to another directory
 /// has its earlier path in the log too.
 fn newest_transcripts<'f>(
-    context: &Context,
+    context: &RestoreContext,
     assembler: &'f FileAssembler<'_>,
 ) -> BTreeMap<&'f str, Seq> {
     let mut newest = BTreeMap::new();
@@ -256,7 +282,11 @@ fn newest_transcripts<'f>(
 }
 
 /// The path of the local file to compare with: the same, or the one before a move of this restore.
-fn local_path(context: &Context, path: &RelPath, moves: &[FileMove]) -> std::io::Result<RelPath> {
+fn local_path(
+    context: &RestoreContext,
+    path: &RelPath,
+    moves: &[FileMove],
+) -> std::io::Result<RelPath> {
     match moves.iter().find(|moved| moved.to == *path) {
         Some(moved) if context.directory.stat(path)?.is_none() => Ok(moved.from.clone()),
         _ => Ok(path.clone()),
@@ -265,7 +295,7 @@ fn local_path(context: &Context, path: &RelPath, moves: &[FileMove]) -> std::io:
 
 /// Plans the local copies of the session's transcript in other projects.
 fn plan_duplicates(
-    context: &Context,
+    context: &RestoreContext,
     id: &LogId,
     assembler: &FileAssembler<'_>,
     ledger: Option<&Ledger>,
@@ -306,7 +336,7 @@ fn plan_duplicates(
 /// Rejects files that the agent's profile would not have uploaded: a manipulated store must not be
 /// able to overwrite the agent's settings. sessiond's own directory is never written.
 fn reject_foreign_files(
-    context: &Context,
+    context: &RestoreContext,
     id: &LogId,
     assembler: &FileAssembler<'_>,
     options: &Options,

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use super::compare::compare;
-use super::options::{Context, Options};
+use super::options::{Options, RestoreContext};
 use crate::agent::Profile;
 use crate::error::{Error, Result};
 use crate::log::assemble::{FileAssembler, StagedFile};
@@ -16,7 +16,7 @@ use crate::model::{FileMove, FileState, LogId, RelPath, Seq};
 /// The moves that bring the files of a session into the requested project, or into the one where
 /// the agent continued it while no sessiond was running.
 pub fn moves(
-    context: &Context,
+    context: &RestoreContext,
     id: &LogId,
     assembler: &FileAssembler<'_>,
     options: &Options,
@@ -61,7 +61,7 @@ pub fn moves_into<'a>(
 
 /// The session's own transcript: the path where it was written last, its state and its staged file.
 pub fn main_transcript<'a>(
-    context: &Context,
+    context: &RestoreContext,
     assembler: &'a FileAssembler<'_>,
 ) -> Option<(&'a RelPath, (&'a FileState, &'a StagedFile))> {
     assembler
@@ -73,7 +73,7 @@ pub fn main_transcript<'a>(
 
 /// The other projects that have a local transcript of the session, and its path there.
 pub fn duplicates(
-    context: &Context,
+    context: &RestoreContext,
     id: &LogId,
     transcript: &RelPath,
 ) -> Result<Vec<(String, RelPath)>> {
@@ -107,7 +107,7 @@ pub fn duplicates(
     Ok(found)
 }
 
-fn exists(context: &Context, path: &RelPath) -> Result<bool> {
+fn exists(context: &RestoreContext, path: &RelPath) -> Result<bool> {
     let stat = context
         .directory
         .stat(path)
@@ -117,7 +117,7 @@ fn exists(context: &Context, path: &RelPath) -> Result<bool> {
 
 /// The project to which the agent has moved a session since its last upload.
 fn moved_to(
-    context: &Context,
+    context: &RestoreContext,
     id: &LogId,
     assembler: &FileAssembler<'_>,
     options: &Options,

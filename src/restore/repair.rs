@@ -6,12 +6,12 @@
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
-use super::options::{Context, Options};
+use super::options::{Options, RestoreContext};
 use crate::agent::Profile;
 use crate::log::ledger::FileCursor;
 use crate::model::{RelPath, SessionFacts, TranscriptLine};
 use crate::sys::lines::complete_prefix_len;
-use crate::sys::{Directory, Meta, OpenFile};
+use crate::sys::{Directory, FileAttributes, OpenFile};
 
 /// Number of bytes read at a time.
 const CHUNK_LEN: usize = 256 << 10;
@@ -287,7 +287,7 @@ fn leading_records(text: &[u8]) -> (Vec<&[u8]>, &[u8]) {
 /// Repairs a local file, and keeps the original at `original`. The cursor moves back to the first
 /// difference: the file is uploaded again from there.
 pub(super) fn repair_in_place(
-    context: &Context,
+    context: &RestoreContext,
     path: &RelPath,
     (staged, original): (&RelPath, &RelPath),
     cursor: &mut Option<FileCursor>,
@@ -310,13 +310,13 @@ pub(super) fn repair_in_place(
         return Ok(changes);
     };
     copy(directory, &*file, stat.size, original)?;
-    let meta = Meta {
+    let attributes = FileAttributes {
         mode: stat.mode,
         mtime_ns: stat.mtime_ns,
         owner: options.owner,
     };
-    directory.finish(original, &meta)?;
-    directory.finish(staged, &meta)?;
+    directory.finish(original, &attributes)?;
+    directory.finish(staged, &attributes)?;
     directory.rename(staged, path, options.owner)?;
     let Some(file) = directory.open(path)? else {
         return Ok(changes);
@@ -390,8 +390,8 @@ mod tests {
 
     #[test]
     fn undamaged_lines_stay_unchanged() {
-        let intact = format!("{GOOD}\r\n\n\u{feff}{GOOD}\n  {GOOD}  \n{{\"unknown\":1}}\n");
-        assert_eq!(repaired(intact.as_bytes()), (intact.clone(), vec![]));
+        let undamaged = format!("{GOOD}\r\n\n\u{feff}{GOOD}\n  {GOOD}  \n{{\"unknown\":1}}\n");
+        assert_eq!(repaired(undamaged.as_bytes()), (undamaged.clone(), vec![]));
         assert_eq!(repaired(b""), (String::new(), vec![]));
     }
 

@@ -34,6 +34,10 @@ pub struct RestoreReport {
     pub objects: usize,
     /// Number of bytes written.
     pub bytes: u64,
+    /// Number of bytes that the log holds at the restored entry, without replaced files.
+    pub log_bytes: u64,
+    /// Number of bytes of kept files that the log does not hold yet.
+    pub lag_bytes: u64,
     /// Each file and what was done with it.
     pub files: Vec<FilePlan>,
     /// Number of bytes after the point that stay in the log, by transcript.
@@ -60,6 +64,8 @@ impl RestoreReport {
                 .filter(|file| file.action.is_write())
                 .map(|file| file.bytes)
                 .sum(),
+            log_bytes: in_log(&files).map(|file| file.log_bytes).sum(),
+            lag_bytes: files.iter().map(|file| file.lag_bytes).sum(),
             files,
             rewound_bytes: BTreeMap::new(),
             rewound_calls: Vec::new(),
@@ -82,10 +88,29 @@ impl RestoreReport {
 
     /// Number of bytes of partial lines that stay in the log.
     pub fn partial_line_bytes(&self) -> u64 {
-        self.files
-            .iter()
-            .filter(|file| !matches!(file.action, FileAction::Superseded | FileAction::Aside))
+        in_log(&self.files)
             .map(|file| file.partial_line_bytes)
             .sum()
     }
+
+    /// Number of files that the log holds, without replaced ones.
+    pub fn log_files(&self) -> usize {
+        in_log(&self.files).count()
+    }
+
+    /// Length of the files that are kept in their place.
+    pub fn unchanged_bytes(&self) -> u64 {
+        let unchanged = self
+            .files
+            .iter()
+            .filter(|file| file.action == FileAction::Keep && !file.is_only_moved());
+        unchanged.map(|file| file.bytes).sum()
+    }
+}
+
+/// The files that the log holds: not those that a newer file replaced, and no second copies.
+fn in_log(files: &[FilePlan]) -> impl Iterator<Item = &FilePlan> {
+    files
+        .iter()
+        .filter(|file| !matches!(file.action, FileAction::Superseded | FileAction::Aside))
 }

@@ -5,47 +5,39 @@ use std::collections::BTreeSet;
 use futures_util::future::join;
 
 use super::log::{self, prepare, traced};
-use super::options::{Context, Options};
+use super::options::{Options, RestoreContext};
 use super::plan::{FileAction, FilePlan};
 use super::report::Restored;
 use crate::error::{ErrorContext, ErrorKind, Result};
-use crate::log::race::LostRaces;
+use crate::log::race;
 use crate::model::{LogId, LogName};
 
 /// Restores a session and the projects that its files are in. Returns the session first. If a
 /// project fails, the session stays restored, and the error is part of the list.
 pub async fn restore_with_projects(
-    context: &Context,
+    context: &RestoreContext,
     id: &LogId,
     options: &Options,
 ) -> Result<(Restored, Vec<Result<Restored>>)> {
-    let attempts = async {
-        let mut races = LostRaces::default();
-        loop {
-            let prepared = prepare(context, id, options).await?;
-            let projects = projects_of(context, id, &prepared.restored.report.files);
-            // The claim and the projects do not depend on each other. Running them concurrently
-            // saves a round trip.
-            let (restored, projects) = join(
-                prepared.finish(context, id),
-                restore_projects(context, projects, options),
-            )
-            .await;
-            if let Some(restored) = restored? {
-                return Ok((restored, projects));
-            }
-            races.count(id)?;
-        }
-    };
+    let attempts = race::retry(id, || async {
+        let prepared = prepare(context, id, options).await?;
+        let projects = projects_of(context, id, &prepared.restored.report.files);
+        // The claim and the projects do not depend on each other. Running them concurrently saves
+        // a round trip.
+        let (restored, projects) = join(
+            prepared.finish(context, id),
+            restore_projects(context, projects, options),
+        )
+        .await;
+        Ok(restored?.map(|restored| (restored, projects)))
+    });
     let command = options.purpose.as_str();
-    // Boxed: the future is large, and every wrapper would copy it on the stack.
-    let attempts = Box::pin(attempts);
     let attempts = async { attempts.await.with_context(|| format!("{command} {id}")) };
     traced(id, attempts, |(restored, _)| &restored.report).await
 }
 
 /// The projects that the files are in.
-fn projects_of(context: &Context, id: &LogId, files: &[FilePlan]) -> BTreeSet<LogName> {
+fn projects_of(context: &RestoreContext, id: &LogId, files: &[FilePlan]) -> BTreeSet<LogName> {
     files
         .iter()
         .filter(|file| !id.name.is_project() && file.action != FileAction::Aside)
@@ -54,7 +46,7 @@ fn projects_of(context: &Context, id: &LogId, files: &[FilePlan]) -> BTreeSet<Lo
 }
 
 async fn restore_projects(
-    context: &Context,
+    context: &RestoreContext,
     projects: BTreeSet<LogName>,
     options: &Options,
 ) -> Vec<Result<Restored>> {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 
-use super::options::{Context, Options};
+use super::options::{Options, RestoreContext};
 use super::plan::{FileAction, FilePlan};
 use super::repair::{self, RepairedFile};
 use super::report::RestoreReport;
@@ -11,12 +11,12 @@ use crate::error::{Error, Result};
 use crate::log::assemble::{FileAssembler, StagedFile};
 use crate::log::ledger::{FileCursor, Ledger};
 use crate::model::{FileKind, FileState, RelPath};
-use crate::sys::{BlockedPath, Directory, Meta, STATE_DIR};
+use crate::sys::{BlockedPath, Directory, FileAttributes, STATE_DIR};
 
 /// Writes the files of a report and returns their cursors. Transcripts come last, so that the files
 /// they refer to exist first.
 pub(super) fn write_files(
-    context: &Context,
+    context: &RestoreContext,
     assembler: &FileAssembler<'_>,
     report: &mut RestoreReport,
     ledger: Option<&Ledger>,
@@ -53,7 +53,7 @@ pub(super) fn write_files(
 
 /// Finds what would be repaired, for a dry run.
 pub(super) fn preview_repairs(
-    context: &Context,
+    context: &RestoreContext,
     assembler: &FileAssembler<'_>,
     report: &mut RestoreReport,
     options: &Options,
@@ -108,7 +108,7 @@ fn repaired_path(staged: &StagedFile) -> Result<RelPath> {
 }
 
 struct FileWriter<'a> {
-    context: &'a Context,
+    context: &'a RestoreContext,
     options: &'a Options,
     ledger: Option<&'a Ledger>,
     /// The directory for files that are moved aside.
@@ -199,12 +199,12 @@ impl FileWriter<'_> {
         if directory.stat(&staged.path)?.is_none() {
             directory.write_at(&staged.path, 0, &[])?;
         }
-        let meta = Meta {
+        let attributes = FileAttributes {
             mode: file.mode,
             mtime_ns: file.mtime_ns,
             owner,
         };
-        directory.finish(&staged.path, &meta)?;
+        directory.finish(&staged.path, &attributes)?;
         let opened = directory.open(&staged.path)?.ok_or(ErrorKind::NotFound)?;
         let cursor =
             FileCursor::read(&*opened, file.kind, plan.bytes)?.ok_or(ErrorKind::UnexpectedEof)?;

@@ -1,9 +1,11 @@
 //! Finds a session by its ID, by a prefix of its ID, or as the latest of a project or request.
 
+use jiff::Timestamp;
+
 use crate::agent::is_uuid;
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::{Index, SessionFilter};
-use crate::log::{Logs, errors};
+use crate::log::{Logs, errors, segments};
 use crate::model::{LogId, LogName, metadata};
 
 /// Maximum number of candidates that an error about an ambiguous prefix lists.
@@ -14,7 +16,7 @@ const MAX_CANDIDATES: usize = 5;
 pub enum SessionSelector {
     /// The session with this ID, or the only one whose ID has this prefix.
     Id(String),
-    /// The session that was written last.
+    /// The session to which content was written last.
     Latest(LatestFilter),
 }
 
@@ -120,15 +122,20 @@ pub async fn by_id(logs: &Logs, text: &str) -> Result<LogId> {
     }
 }
 
-/// Finds the session that was written last.
+/// Finds the session to which content was written last. The sessions of a request ID are found in
+/// the store, so that a container can start while the database is down.
 async fn latest(logs: &Logs, index: &dyn Index, filter: &LatestFilter) -> Result<Option<LogId>> {
+    if let Some(request_id) = &filter.request_id {
+        let referenced = logs.referenced_sessions(request_id).await?;
+        return latest_in_store(logs, filter, referenced).await;
+    }
     let query = SessionFilter {
         namespace: logs.namespace.clone(),
         agent: Some(logs.agent.clone()),
         id_prefix: None,
         project: filter.project.clone(),
         status: None,
-        request: filter.request_id.clone(),
+        request: None,
         labels: Vec::new(),
         limit: 1,
         cursor: None,
@@ -143,43 +150,62 @@ async fn latest(logs: &Logs, index: &dyn Index, filter: &LatestFilter) -> Result
             tracing::warn!(%error, "index query failed; reading the latest session from the store")
         }
     }
-    latest_in_store(logs, filter).await
+    let names = logs.log_names("").await?;
+    let sessions = names.into_iter().filter(|name| !name.is_project());
+    latest_in_store(logs, filter, sessions.map(|name| logs.id(name)).collect()).await
 }
 
-/// Finds the latest session without an index: reads the newest segment of every session.
-async fn latest_in_store(logs: &Logs, filter: &LatestFilter) -> Result<Option<LogId>> {
+/// Finds the latest of `sessions` without an index: reads the newest segments of each.
+async fn latest_in_store(
+    logs: &Logs,
+    filter: &LatestFilter,
+    sessions: Vec<LogId>,
+) -> Result<Option<LogId>> {
     let mut newest = None;
-    let names = logs.log_names("").await?;
-    for name in names.into_iter().filter(|name| !name.is_project()) {
-        let id = logs.id(name);
+    for id in sessions {
         if let Some(request_id) = &filter.request_id
             && !has_request_id(logs, &id, request_id).await?
         {
             continue;
         }
-        let segments = logs.list_newest_segments(&id).await?;
-        let Some(last) = segments
-            .iter()
-            .max_by_key(|segment| (segment.last_seq, segment.kind))
-        else {
+        let Some(written_at) = written_at(logs, &id).await? else {
             continue;
         };
-        let Some(entry) = logs.read_segment(&id, last, None).await? else {
-            continue;
-        };
-        if entry.header.kind.is_removal() {
-            continue;
-        }
         if let Some(project) = &filter.project
             && !is_in_project(logs, &id, project).await?
         {
             continue;
         }
-        if newest.as_ref().is_none_or(|(at, _)| entry.header.at > *at) {
-            newest = Some((entry.header.at, id));
+        if newest.as_ref().is_none_or(|(at, _)| written_at > *at) {
+            newest = Some((written_at, id));
         }
     }
     Ok(newest.map(|(_, id)| id))
+}
+
+/// The time at which content was written to a session; none if the session is removed. Claims at
+/// the end of the log do not count, because a restore writes them. Without content, the time of the
+/// first entry counts.
+async fn written_at(logs: &Logs, id: &LogId) -> Result<Option<Timestamp>> {
+    let segments = segments::select_all(&logs.list_newest_segments(id).await?);
+    let mut earliest = None;
+    for segment in segments.iter().rev() {
+        let Some(entry) = logs.read_segment(id, segment, None).await? else {
+            continue;
+        };
+        let header = entry.header;
+        if earliest.is_none() && header.kind.is_removal() {
+            return Ok(None);
+        }
+        if let Some(written_at) = header.written_at() {
+            return Ok(Some(written_at));
+        }
+        earliest = Some(header.at);
+        if header.resets_log() {
+            break;
+        }
+    }
+    Ok(earliest)
 }
 
 /// Whether the session's metadata has this request ID.

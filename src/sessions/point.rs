@@ -3,9 +3,11 @@
 
 use std::collections::BTreeSet;
 
+use jiff::Timestamp;
+
 use crate::agent::Profile;
+use crate::codec::pin::NamedCheckpoint;
 use crate::error::{Error, ErrorKind, Result};
-use crate::log::pins::NamedCheckpoint;
 use crate::log::read::ReadOptions;
 use crate::log::segments::{Granularity, Segment, select_segments};
 use crate::log::state::LogState;
@@ -42,12 +44,21 @@ pub async fn resolve_in(
 ) -> Result<ResolvedPoint> {
     let checkpoint = match point {
         PointSpec::Log(at) => {
-            return Ok(ResolvedPoint {
-                at: *at,
-                checkpoint: None,
-            });
+            let checkpoint = match at {
+                LogPoint::Time(time) => checkpoint_by_time(logs, id, *time).await?,
+                LogPoint::Latest | LogPoint::Seq(_) => None,
+            };
+            match checkpoint {
+                Some(checkpoint) => checkpoint,
+                None => {
+                    return Ok(ResolvedPoint {
+                        at: *at,
+                        checkpoint: None,
+                    });
+                }
+            }
         }
-        PointSpec::Name(name) => match named(logs, id, name).await? {
+        PointSpec::Name(name) => match logs.named_checkpoint(id, name).await? {
             Some(named) => named.checkpoint,
             None => return Err(no_point(logs, id, point).await),
         },
@@ -81,6 +92,48 @@ pub async fn resolve_in(
         at: LogPoint::Seq(reachable(&logs.list_segments(id).await?, seq)),
         checkpoint: Some(checkpoint),
     })
+}
+
+/// The checkpoint that a time selects; none if the time selects a whole entry.
+///
+/// A checkpoint has the time of its last message, and an entry has the time of its upload, which is
+/// later: much later in an imported session. A time that is listed for a checkpoint selects that
+/// checkpoint. Any other time selects the last checkpoint or entry before it, whichever is later.
+async fn checkpoint_by_time(
+    logs: &Logs,
+    id: &LogId,
+    time: Timestamp,
+) -> Result<Option<Checkpoint>> {
+    let (state, damage) = read_state(logs, id).await?;
+    let named = logs.named_checkpoints(id).await?;
+    let named = named.into_iter().map(|named| named.checkpoint);
+    let mut checkpoints: Vec<Checkpoint> = state.checkpoints.into_iter().chain(named).collect();
+    checkpoints.sort_by_key(|checkpoint| (checkpoint.at, checkpoint.number));
+    if let Some(listed) = checkpoints
+        .iter()
+        .rfind(|checkpoint| is_listed_as(checkpoint.at, time))
+    {
+        return Ok(Some(listed.clone()));
+    }
+    let before = checkpoints
+        .into_iter()
+        .rfind(|checkpoint| checkpoint.at < time);
+    // In a damaged log there may be later checkpoints that cannot be read.
+    let (Some(before), None) = (before, damage) else {
+        return Ok(None);
+    };
+    let options = ReadOptions {
+        at: LogPoint::Time(time),
+        ..ReadOptions::default()
+    };
+    let read = logs.read_log(id, options, LogState::default).await?;
+    let is_later = read.damage.is_none() && before.seq.is_some_and(|seq| seq > read.seq);
+    Ok(is_later.then_some(before))
+}
+
+/// Whether `time` is the time `at` as a list shows it: exact in JSON, in seconds in a table.
+fn is_listed_as(at: Timestamp, time: Timestamp) -> bool {
+    at == time || time.subsec_nanosecond() == 0 && at.as_second() == time.as_second()
 }
 
 /// The checkpoints of a session.
@@ -130,16 +183,11 @@ pub async fn create(
 /// Deletes a named checkpoint. Garbage collection may then delete the entry it pinned.
 pub async fn delete(logs: &Logs, id: &LogId, name: &str) -> Result<()> {
     let name = point::parse_checkpoint_name(name)?;
-    if named(logs, id, &name).await?.is_none() {
+    let key = keys::checkpoint_pin(id, &name);
+    if logs.store.get(&key).await?.is_none() {
         return Err(no_point(logs, id, &PointSpec::Name(name)).await);
     }
-    logs.store.delete(&keys::checkpoint_pin(id, &name)).await
-}
-
-/// The checkpoint of this name, if there is one.
-async fn named(logs: &Logs, id: &LogId, name: &str) -> Result<Option<NamedCheckpoint>> {
-    let all = logs.named_checkpoints(id).await?;
-    Ok(all.into_iter().find(|named| named.name == name))
+    logs.store.delete(&key).await
 }
 
 /// A checkpoint at the end of an entry, with the tool calls that are pending there.
@@ -150,7 +198,7 @@ async fn checkpoint_at(
     point: &ResolvedPoint,
 ) -> Result<Checkpoint> {
     let read = logs.read_turns(profile, id, point).await?;
-    let (seq, (state, replay)) = (read.seq, read.require_intact(id)?);
+    let (seq, (state, replay)) = (read.seq, read.require_undamaged(id)?);
     let turns = replay.visitor.tracker();
     let transcripts = state
         .files
@@ -181,7 +229,9 @@ async fn read_state(logs: &Logs, id: &LogId) -> Result<(LogState, Option<Error>)
         return Err(errors::not_found(id));
     }
     let damage = match read.seq {
-        0 => read.damage.map(|error| error.hint(errors::NO_INTACT_ENTRY)),
+        0 => read
+            .damage
+            .map(|error| error.hint(errors::NO_UNDAMAGED_ENTRY)),
         _ => read.damage,
     };
     Ok((read.sink, damage))

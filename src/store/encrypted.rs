@@ -18,7 +18,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 use self::policy::{EncryptionMode, EncryptionPolicy, PlaintextReads, Protection, WriteEncryption};
-use super::{CreateOutcome, Page, Store};
+use super::{CreateOutcome, ListPage, Store};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::keys;
 
@@ -235,7 +235,7 @@ impl Store for EncryptedStore {
             .transpose()
     }
 
-    async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page> {
+    async fn list(&self, prefix: &str, after: Option<&str>) -> Result<ListPage> {
         self.inner.list(prefix, after).await
     }
 
@@ -264,13 +264,7 @@ mod tests {
     fn store(directory: &std::path::Path, plaintext_reads: PlaintextReads) -> EncryptedStore {
         let keyring = Keyring::new(Vec::new(), vec![Identity::generate()]);
         let inner = Arc::new(FileStore::open(directory.join("store")).unwrap());
-        EncryptedStore::new(
-            inner,
-            EncryptionPolicy {
-                plaintext_reads,
-                ..EncryptionPolicy::new(keyring)
-            },
-        )
+        EncryptedStore::new(inner, EncryptionPolicy::new(keyring, plaintext_reads))
     }
 
     #[tokio::test]
@@ -306,7 +300,10 @@ mod tests {
             let recipients = recipients.iter().map(|key| key.to_public()).collect();
             let identities = identities.iter().map(|key| (*key).clone()).collect();
             let keyring = Keyring::new(recipients, identities);
-            EncryptedStore::new(inner.clone(), EncryptionPolicy::new(keyring))
+            EncryptedStore::new(
+                inner.clone(),
+                EncryptionPolicy::new(keyring, PlaintextReads::Accept),
+            )
         };
         let body = Bytes::from_static(b"{}");
         let both = with(&[&one, &other], &[]);

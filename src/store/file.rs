@@ -17,11 +17,12 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 use self::disk::{
-    STORE_ID_FILE, TEMP_DIR, TempFile, delete_stale_files, make_dirs, rename_exclusive, sync_dir,
+    STORE_ID_FILE, TEMP_DIR, TempFile, delete_stale_files, make_dirs, rename_exclusive,
 };
 use self::objects::{ObjectDirectory, check_key};
-use super::{CreateOutcome, Page, Store};
+use super::{CreateOutcome, ListPage, Store};
 use crate::error::{Error, Result};
+use crate::sys::atomic_file::sync_directory;
 use crate::sys::{Rng, SystemRng};
 
 /// Timeout of a call: an unreachable network filesystem blocks forever. The same as for an S3
@@ -63,7 +64,8 @@ impl FileStore {
         let temp = absolute.join(TEMP_DIR);
         match DirBuilder::new().mode(0o700).create(&temp) {
             Ok(()) => {
-                sync_dir(&absolute).map_err(|cause| Error::io("sync the directory", cause))?;
+                sync_directory(&absolute)
+                    .map_err(|cause| Error::io("sync the directory", cause))?;
             }
             Err(cause) if cause.kind() == ErrorKind::AlreadyExists => {}
             Err(cause) => {
@@ -140,7 +142,7 @@ impl Store for FileStore {
             .await
     }
 
-    async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page> {
+    async fn list(&self, prefix: &str, after: Option<&str>) -> Result<ListPage> {
         let (directory, name_prefix) = prefix.rsplit_once('/').unwrap_or(("", prefix));
         if !directory.is_empty() {
             check_key(directory)?;
@@ -182,7 +184,7 @@ fn load_store_id(root: &Path) -> std::io::Result<Vec<u8>> {
         let temp = TempFile::write(&root.join(TEMP_DIR), store_id.as_bytes())?;
         match fs::hard_link(&temp.path, &path).or_else(|_| rename_exclusive(&temp.path, &path)) {
             Err(cause) if cause.kind() != ErrorKind::AlreadyExists => return Err(cause),
-            _ => sync_dir(root)?,
+            _ => sync_directory(root)?,
         }
     }
     fs::read(path)

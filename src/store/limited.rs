@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-use super::{CreateOutcome, Page, Store};
+use super::{CreateOutcome, ListPage, Store};
 use crate::error::{Error, ErrorKind, Result};
 
 /// Limits the requests in flight, and thereby the memory for their bodies.
@@ -48,7 +48,7 @@ impl Store for ConcurrencyLimited {
         self.inner.get(key).await
     }
 
-    async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page> {
+    async fn list(&self, prefix: &str, after: Option<&str>) -> Result<ListPage> {
         let _permit = self.permit().await?;
         self.inner.list(prefix, after).await
     }

@@ -38,7 +38,7 @@ pub struct Object {
 
 /// One page of a listing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Page {
+pub struct ListPage {
     /// The objects directly below the prefix, ordered by key.
     pub objects: Vec<Object>,
     /// The directories directly below the prefix, each with a trailing `/`, in order.
@@ -80,7 +80,7 @@ pub trait Store: Send + Sync + 'static {
 
     /// Lists up to 1000 objects and directories directly below `prefix`, in order, starting after
     /// the key `after`. A prefix that does not end in `/` matches all names that start with it.
-    async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page>;
+    async fn list(&self, prefix: &str, after: Option<&str>) -> Result<ListPage>;
 
     /// Deletes `key`; succeeds if it does not exist.
     async fn delete(&self, key: &str) -> Result<()>;
@@ -117,7 +117,7 @@ async fn list_pages(
     store: &dyn Store,
     prefix: &str,
     mut after: Option<String>,
-    mut add: impl FnMut(Page) + Send,
+    mut add: impl FnMut(ListPage) + Send,
 ) -> Result<()> {
     loop {
         let mut page = store.list(prefix, after.as_deref()).await?;

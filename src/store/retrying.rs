@@ -6,9 +6,9 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 
-use super::{CreateOutcome, Page, Store};
+use super::{CreateOutcome, ListPage, Store};
 use crate::error::Result;
-use crate::sys::{Backoff, Rng};
+use crate::sys::{Rng, backoff};
 
 /// Maximum number of attempts. With the delays of the backoff they take about 1.5 seconds: long
 /// enough for a short interruption, and short enough to report an outage quickly.
@@ -25,19 +25,6 @@ impl RetryingReads {
     pub fn new(inner: Arc<dyn Store>, rng: Arc<dyn Rng>) -> Self {
         RetryingReads { inner, rng }
     }
-
-    async fn retry<T, F: Future<Output = Result<T>>>(
-        &self,
-        mut read: impl FnMut() -> F,
-    ) -> Result<T> {
-        let mut backoff = Backoff::new(self.rng.clone());
-        loop {
-            match read().await {
-                Ok(value) => return Ok(value),
-                Err(error) => backoff.wait(error, MAX_ATTEMPTS).await?,
-            }
-        }
-    }
 }
 
 #[async_trait]
@@ -51,11 +38,11 @@ impl Store for RetryingReads {
     }
 
     async fn get(&self, key: &str) -> Result<Option<Bytes>> {
-        self.retry(|| self.inner.get(key)).await
+        backoff::retry(&self.rng, MAX_ATTEMPTS, || self.inner.get(key)).await
     }
 
-    async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page> {
-        self.retry(|| self.inner.list(prefix, after)).await
+    async fn list(&self, prefix: &str, after: Option<&str>) -> Result<ListPage> {
+        backoff::retry(&self.rng, MAX_ATTEMPTS, || self.inner.list(prefix, after)).await
     }
 
     async fn delete(&self, key: &str) -> Result<()> {

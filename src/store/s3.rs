@@ -16,7 +16,7 @@ use aws_config::meta::region::RegionProviderChain;
 use aws_config::profile::region::ProfileFileRegionProvider;
 use aws_config::retry::RetryConfig;
 use aws_config::timeout::TimeoutConfig;
-use aws_config::{BehaviorVersion, Region};
+use aws_config::{BehaviorVersion, Region, SdkConfig};
 use aws_sdk_s3::Client;
 use aws_sdk_s3::config::RequestChecksumCalculation;
 use aws_sdk_s3::operation::list_objects_v2::ListObjectsV2Output;
@@ -29,7 +29,7 @@ use jiff::Timestamp;
 
 use self::failure::{classify, status_and_code};
 pub use self::settings::{Checksums, Credentials, S3Settings, Sse};
-use super::{CreateOutcome, Object, Page, Store};
+use super::{CreateOutcome, ListPage, Object, Store};
 use crate::error::{Error, Result};
 use crate::sys::outbound::tls_context;
 
@@ -82,57 +82,7 @@ impl S3Store {
     /// Creates a client. Credentials and region come from the SDK's default chain if `settings` has
     /// none. Sends no request yet.
     pub async fn connect(settings: S3Settings) -> Result<S3Store> {
-        // The SDK reads this variable too, but does not expose it; the address must name the server.
-        let endpoint_url = settings
-            .endpoint
-            .clone()
-            .or_else(|| env_value("AWS_ENDPOINT_URL_S3"));
-        // Without TLS and with static credentials, there is no need to load the system's
-        // certificates.
-        let has_keys = settings.credentials.is_some()
-            || env_value("AWS_ACCESS_KEY_ID")
-                .and(env_value("AWS_SECRET_ACCESS_KEY"))
-                .is_some();
-        let is_plain_http = endpoint_url
-            .as_deref()
-            .is_some_and(|url| url.starts_with("http://"));
-        let trust = if is_plain_http && has_keys {
-            TrustStore::empty()
-        } else {
-            TrustStore::default()
-        };
-        let mut loader = aws_config::defaults(BehaviorVersion::latest())
-            .http_client(http_client(trust, settings.ca_file.as_deref()).await?);
-        if let Some(endpoint) = endpoint_url {
-            loader = loader.endpoint_url(endpoint);
-            // The region of the EC2 instance does not apply to another server, so the metadata
-            // service is not queried.
-            let chain = RegionProviderChain::first_try(EnvironmentVariableRegionProvider::new());
-            loader = loader.region(
-                chain
-                    .or_else(ProfileFileRegionProvider::new())
-                    .or_else("us-east-1"),
-            );
-        }
-        if let Some(region) = settings.region.clone() {
-            loader = loader.region(Region::new(region));
-        }
-        if let Some(Credentials {
-            access_key,
-            secret_key,
-        }) = settings.credentials.clone()
-        {
-            loader = loader.credentials_provider(aws_sdk_s3::config::Credentials::new(
-                access_key, secret_key, None, None, "settings",
-            ));
-        }
-        if let Some(checksums) = settings.checksums {
-            loader = loader.request_checksum_calculation(match checksums {
-                Checksums::Supported => RequestChecksumCalculation::WhenSupported,
-                Checksums::Required => RequestChecksumCalculation::WhenRequired,
-            });
-        }
-        let shared = loader.load().await;
+        let shared = load_aws_config(&settings).await?;
         if shared.region().is_none() {
             return Err(Error::usage("no region is configured")
                 .context(format_args!("open store s3://{}", settings.bucket))
@@ -234,11 +184,11 @@ impl S3Store {
         response: &ListObjectsV2Output,
         after: Option<&str>,
         token: Option<&str>,
-    ) -> Result<Page> {
+    ) -> Result<ListPage> {
         let is_after = |key: &&str| after.is_none_or(|after| *key > after);
         let without_prefix =
             |key: &'_ str| key.strip_prefix(self.prefix.as_str()).map(str::to_owned);
-        let mut page = Page::default();
+        let mut page = ListPage::default();
         for found in response.contents() {
             let size = found
                 .size()
@@ -286,6 +236,61 @@ impl S3Store {
         }
         Ok(page)
     }
+}
+
+/// Loads the configuration of the SDK: its default chain, and the settings in place of it.
+async fn load_aws_config(settings: &S3Settings) -> Result<SdkConfig> {
+    // The SDK reads this variable too, but does not expose it; the address must name the server.
+    let endpoint_url = settings
+        .endpoint
+        .clone()
+        .or_else(|| env_value("AWS_ENDPOINT_URL_S3"));
+    // Without TLS and with static credentials, there is no need to load the system's
+    // certificates.
+    let has_keys = settings.credentials.is_some()
+        || env_value("AWS_ACCESS_KEY_ID")
+            .and(env_value("AWS_SECRET_ACCESS_KEY"))
+            .is_some();
+    let is_plain_http = endpoint_url
+        .as_deref()
+        .is_some_and(|url| url.starts_with("http://"));
+    let trust = if is_plain_http && has_keys {
+        TrustStore::empty()
+    } else {
+        TrustStore::default()
+    };
+    let mut loader = aws_config::defaults(BehaviorVersion::latest())
+        .http_client(http_client(trust, settings.ca_file.as_deref()).await?);
+    if let Some(endpoint) = endpoint_url {
+        loader = loader.endpoint_url(endpoint);
+        // The region of the EC2 instance does not apply to another server, so the metadata
+        // service is not queried.
+        let chain = RegionProviderChain::first_try(EnvironmentVariableRegionProvider::new());
+        loader = loader.region(
+            chain
+                .or_else(ProfileFileRegionProvider::new())
+                .or_else("us-east-1"),
+        );
+    }
+    if let Some(region) = settings.region.clone() {
+        loader = loader.region(Region::new(region));
+    }
+    if let Some(Credentials {
+        access_key,
+        secret_key,
+    }) = settings.credentials.clone()
+    {
+        loader = loader.credentials_provider(aws_sdk_s3::config::Credentials::new(
+            access_key, secret_key, None, None, "settings",
+        ));
+    }
+    if let Some(checksums) = settings.checksums {
+        loader = loader.request_checksum_calculation(match checksums {
+            Checksums::Supported => RequestChecksumCalculation::WhenSupported,
+            Checksums::Required => RequestChecksumCalculation::WhenRequired,
+        });
+    }
+    Ok(loader.load().await)
 }
 
 #[async_trait]
@@ -377,7 +382,7 @@ impl Store for S3Store {
         }
     }
 
-    async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page> {
+    async fn list(&self, prefix: &str, after: Option<&str>) -> Result<ListPage> {
         let context = self.context("list", prefix);
         let token = after.and_then(|after| after.strip_prefix(TOKEN_PREFIX));
         let after = after.filter(|_| token.is_none());

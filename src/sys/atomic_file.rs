@@ -9,6 +9,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
+use rustix::io::Errno;
 
 /// The next version of a file. Dropping it without [`commit`](AtomicFile::commit) leaves the file
 /// as it was.
@@ -89,9 +90,19 @@ impl Drop for AtomicFile {
 /// Makes the name of a file durable.
 pub(super) fn sync_parent(path: &Path) -> io::Result<()> {
     match path.parent() {
-        Some(directory) if directory.as_os_str().is_empty() => File::open(".")?.sync_all(),
-        Some(directory) => File::open(directory)?.sync_all(),
+        Some(directory) if directory.as_os_str().is_empty() => sync_directory(Path::new(".")),
+        Some(directory) => sync_directory(directory),
         None => Ok(()),
+    }
+}
+
+/// Makes the names in a directory durable.
+pub fn sync_directory(directory: &Path) -> io::Result<()> {
+    match File::open(directory)?.sync_all() {
+        // Some network and FUSE filesystems do not support syncing a directory; their writes are
+        // synchronous.
+        Err(cause) if cause.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => Ok(()),
+        synced => synced,
     }
 }
 
@@ -113,6 +124,14 @@ mod tests {
         next.commit().unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"new");
         assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_filesystem_that_cannot_sync_a_directory_is_accepted() {
+        let proc = Path::new("/proc");
+        assert!(File::open(proc).unwrap().sync_all().is_err());
+        sync_directory(proc).unwrap();
+        assert!(sync_directory(Path::new("/no/such/directory")).is_err());
     }
 
     #[test]

@@ -11,6 +11,22 @@ const FIRST_STEP: Duration = Duration::from_millis(200);
 /// The longest step, which bounds the lag after an outage.
 const MAX_STEP: Duration = Duration::from_secs(15);
 
+/// Runs an idempotent operation until it succeeds, with a delay after each retryable error. Returns
+/// the last error after `max_attempts`, and an error that is not retryable immediately.
+pub async fn retry<T, F: Future<Output = Result<T>>>(
+    rng: &Arc<dyn Rng>,
+    max_attempts: u32,
+    mut attempt: impl FnMut() -> F,
+) -> Result<T> {
+    let mut backoff = Backoff::new(rng.clone());
+    loop {
+        match attempt().await {
+            Ok(value) => return Ok(value),
+            Err(error) => backoff.wait(error, max_attempts).await?,
+        }
+    }
+}
+
 /// Counts failed attempts and computes the delay before the next one.
 #[derive(Clone)]
 pub struct Backoff {
@@ -42,7 +58,8 @@ impl Backoff {
     }
 
     /// Waits before the next attempt after `error`. Returns the error if it is not retryable, or if
-    /// `max_attempts` were made. Reads, claims and other idempotent writes share this rule.
+    /// `max_attempts` were made. [`retry`] is the loop around it; a
+    /// loop of its own is only for attempts that change a value of the caller.
     pub async fn wait(&mut self, error: Error, max_attempts: u32) -> Result<()> {
         if !error.is_retryable() || self.failures + 1 >= max_attempts {
             return Err(error);
@@ -72,6 +89,33 @@ mod tests {
     impl Rng for Fixed {
         fn next(&self) -> u64 {
             self.0
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_retryable_errors_are_retried_a_limited_number_of_times() {
+        let rng: Arc<dyn Rng> = Arc::new(Fixed(0));
+        let mut attempts = 0;
+        let value = retry(&rng, 4, || {
+            attempts += 1;
+            std::future::ready(if attempts < 3 {
+                Err(Error::unavailable("no response"))
+            } else {
+                Ok(attempts)
+            })
+        });
+        assert_eq!(value.await.unwrap(), 3);
+        for (error, expected) in [
+            (Error::unavailable as fn(&'static str) -> Error, 4),
+            (Error::usage, 1),
+        ] {
+            let mut attempts = 0;
+            let failed = retry(&rng, 4, || {
+                attempts += 1;
+                std::future::ready(Err::<(), Error>(error("failed")))
+            });
+            assert!(failed.await.is_err());
+            assert_eq!(attempts, expected);
         }
     }
 

@@ -44,7 +44,7 @@ pub struct Owner {
 
 /// The attributes of a file that a restore sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Meta {
+pub struct FileAttributes {
     /// Permission bits.
     pub mode: u32,
     /// Modification time, in nanoseconds since 1970.
@@ -118,7 +118,7 @@ pub trait Directory: Send + Sync + 'static {
     /// missing, readable by its owner only.
     fn write_at(&self, path: &RelPath, offset: u64, bytes: &[u8]) -> io::Result<()>;
     /// Sets the attributes of a file, then makes it durable.
-    fn finish(&self, path: &RelPath, meta: &Meta) -> io::Result<()>;
+    fn finish(&self, path: &RelPath, attributes: &FileAttributes) -> io::Result<()>;
     /// Renames a file and replaces the target. Creates missing parent directories, owned by
     /// `owner`.
     fn rename(&self, from: &RelPath, to: &RelPath, owner: Option<Owner>) -> io::Result<()>;

@@ -10,7 +10,7 @@ use rustix::fs::OFlags;
 
 use crate::model::{FileStat, RelPath};
 use crate::sys::atomic_file::{AtomicFile, sync_parent};
-use crate::sys::{BlockedPath, Directory, Item, ItemKind, Meta, OpenFile, Owner};
+use crate::sys::{BlockedPath, Directory, FileAttributes, Item, ItemKind, OpenFile, Owner};
 
 /// A directory on disk.
 pub struct Disk {
@@ -63,11 +63,13 @@ impl Disk {
             let Some(found) = missing_is_none(fs::symlink_metadata(&path))? else {
                 continue;
             };
-            std::os::unix::fs::lchown(&path, Some(owner.uid), Some(owner.gid))?;
-            if found.is_dir() {
-                pending.extend(
-                    fs::read_dir(&path)?.filter_map(|item| item.ok().map(|item| item.path())),
-                );
+            let changed = std::os::unix::fs::lchown(&path, Some(owner.uid), Some(owner.gid));
+            // A running streamer may remove a file at any time.
+            if missing_is_none(changed)?.is_none() || !found.is_dir() {
+                continue;
+            }
+            for item in missing_is_none(fs::read_dir(&path))?.into_iter().flatten() {
+                pending.extend(item.ok().map(|item| item.path()));
             }
         }
         Ok(())
@@ -235,7 +237,8 @@ impl Directory for Disk {
     fn replace(&self, path: &RelPath, bytes: &[u8], durable: bool) -> io::Result<()> {
         self.create_parents(path, None)?;
         let target = self.path(path);
-        let mut file = AtomicFile::with_suffix(&target, "new")?;
+        // Profiles ignore this name, so that an incomplete file is never uploaded.
+        let mut file = AtomicFile::with_suffix(&target, "tmp")?;
         file.write_all(bytes)?;
         if durable {
             file.commit()
@@ -260,19 +263,19 @@ impl Directory for Disk {
         file.write_all_at(bytes, offset)
     }
 
-    fn finish(&self, path: &RelPath, meta: &Meta) -> io::Result<()> {
+    fn finish(&self, path: &RelPath, attributes: &FileAttributes) -> io::Result<()> {
         let file = OpenOptions::new()
             .write(true)
             .custom_flags(no_follow())
             .open(self.path(path))?;
         // Without the set-uid, set-gid and sticky bits, because modes come from the store, which is
         // not trusted.
-        file.set_permissions(fs::Permissions::from_mode(meta.mode & 0o777))?;
-        if let Some(owner) = meta.owner {
+        file.set_permissions(fs::Permissions::from_mode(attributes.mode & 0o777))?;
+        if let Some(owner) = attributes.owner {
             std::os::unix::fs::fchown(&file, Some(owner.uid), Some(owner.gid))?;
         }
-        let since = Duration::from_nanos(meta.mtime_ns.unsigned_abs());
-        let time = if meta.mtime_ns >= 0 {
+        let since = Duration::from_nanos(attributes.mtime_ns.unsigned_abs());
+        let time = if attributes.mtime_ns >= 0 {
             UNIX_EPOCH.checked_add(since)
         } else {
             UNIX_EPOCH.checked_sub(since)
@@ -345,7 +348,7 @@ mod tests {
         disk.write_at(&path, 2, b"LLO!").unwrap();
         disk.finish(
             &path,
-            &Meta {
+            &FileAttributes {
                 mode: 0o4640,
                 mtime_ns: 1_600_000_000_123_456_789,
                 owner: None,

@@ -2,6 +2,7 @@
 //! monitoring servers. The simulation replaces time, randomness and files. Also contains the
 //! counters and the progress of the process.
 
+pub mod account;
 pub mod atomic_file;
 pub mod backoff;
 pub mod clock;
@@ -13,6 +14,7 @@ pub mod lock;
 pub mod mutation;
 pub mod outbound;
 pub mod output;
+pub mod program_version;
 pub mod progress;
 pub mod scratch;
 pub(crate) mod shell;
@@ -21,7 +23,7 @@ pub use atomic_file::AtomicFile;
 pub use backoff::Backoff;
 pub use clock::{Clock, Rng, SystemClock, SystemRng};
 pub use counters::{Counters, Operation};
-pub use directory::{BlockedPath, Directory, Item, ItemKind, Meta, OpenFile, Owner};
+pub use directory::{BlockedPath, Directory, FileAttributes, Item, ItemKind, OpenFile, Owner};
 pub use disk::Disk;
 pub use progress::Progress;
 

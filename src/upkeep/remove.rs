@@ -2,33 +2,30 @@
 //! entry.
 
 use crate::error::Result;
-use crate::log::race::LostRaces;
 use crate::log::read::ReadOptions;
 use crate::log::state::LogState;
 use crate::log::writer::LogWriter;
-use crate::log::{Logs, errors};
+use crate::log::{Logs, errors, race};
 use crate::model::{EntryKind, LogId, Seq};
 use crate::sys::clock::new_writer_id;
 
 /// Removes a session: it can no longer be restored, and garbage collection deletes it after the
 /// grace period. Returns false if it was removed already.
 pub async fn remove(logs: &Logs, id: &LogId) -> Result<bool> {
-    let mut races = LostRaces::default();
-    loop {
-        let end = LogEnd::read(logs, id).await?;
+    race::retry(id, || async {
+        let end = AppendPosition::read(logs, id).await?;
         if end.state.removed.is_some() {
-            return Ok(false);
+            return Ok(Some(false));
         }
-        if end.append_tombstone(logs, id).await? {
-            return Ok(true);
-        }
-        races.count(id)?;
-    }
+        let appended = end.append_tombstone(logs, id).await?;
+        Ok(appended.then_some(true))
+    })
+    .await
 }
 
 /// Removes a session if its last entry is `head` and the session is not removed yet.
 pub async fn remove_if_head(logs: &Logs, id: &LogId, head: Seq) -> Result<()> {
-    let end = LogEnd::read(logs, id).await?;
+    let end = AppendPosition::read(logs, id).await?;
     if end.head == head && end.state.removed.is_none() {
         end.append_tombstone(logs, id).await?;
     }
@@ -37,31 +34,28 @@ pub async fn remove_if_head(logs: &Logs, id: &LogId, head: Seq) -> Result<()> {
 
 /// Undeletes a removed session. Returns false if it was not removed.
 pub async fn undelete(logs: &Logs, id: &LogId) -> Result<bool> {
-    let mut races = LostRaces::default();
-    loop {
-        let mut end = LogEnd::read(logs, id).await?;
+    race::retry(id, || async {
+        let mut end = AppendPosition::read(logs, id).await?;
         match end.state.removed {
-            None => return Ok(false),
+            None => return Ok(Some(false)),
             Some(EntryKind::Purge) => return Err(errors::removed(id, EntryKind::Purge)),
             Some(_) => {}
         }
         let claimed = logs.claim(id, &mut end.log_writer, end.head).await?;
-        if claimed.is_some() {
-            return Ok(true);
-        }
-        races.count(id)?;
-    }
+        Ok(claimed.map(|_| true))
+    })
+    .await
 }
 
 /// The end of a log, even if it is damaged, and a writer that can append to it.
-struct LogEnd {
+struct AppendPosition {
     log_writer: LogWriter,
     state: LogState,
     head: Seq,
 }
 
-impl LogEnd {
-    async fn read(logs: &Logs, id: &LogId) -> Result<LogEnd> {
+impl AppendPosition {
+    async fn read(logs: &Logs, id: &LogId) -> Result<AppendPosition> {
         let read = logs
             .read_log(id, ReadOptions::default(), LogState::default)
             .await?;
@@ -70,7 +64,7 @@ impl LogEnd {
             return Err(errors::not_found(id));
         }
         let writer = new_writer_id(&logs.rng);
-        Ok(LogEnd {
+        Ok(AppendPosition {
             log_writer: LogWriter::unclaimed(writer, read.seq, read.digest, logs.clock.now()),
             state: read.sink,
             head,

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::log::read::ReadOptions;
 use crate::log::state::LogState;
 use crate::log::{Logs, errors};
-use crate::model::{Closed, ClosedStatus, LogId, SessionMetadata, Status};
+use crate::model::{Closed, ClosedStatus, LogId, SessionMetadata, SessionStatus};
 
 /// A change of the status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,30 +44,32 @@ impl StatusChange {
     }
 
     /// The status that the change leads to.
-    fn target(self) -> Status {
+    fn target(self) -> SessionStatus {
         match self {
-            StatusChange::Close => Status::Completed,
-            StatusChange::Archive => Status::Archived,
-            StatusChange::Reopen => Status::Active,
+            StatusChange::Close => SessionStatus::Completed,
+            StatusChange::Archive => SessionStatus::Archived,
+            StatusChange::Reopen => SessionStatus::Active,
         }
     }
 
     /// The status after the change; none if the change is invalid for this status. Pure.
-    fn apply_to(self, status: Status) -> Option<NewStatus> {
+    fn apply_to(self, status: SessionStatus) -> Option<NewStatus> {
         match (self, status) {
-            (StatusChange::Close, Status::Active) => {
+            (StatusChange::Close, SessionStatus::Active) => {
                 Some(NewStatus::Closed(ClosedStatus::Completed))
             }
-            (StatusChange::Archive, Status::Completed) => {
+            (StatusChange::Archive, SessionStatus::Completed) => {
                 Some(NewStatus::Closed(ClosedStatus::Archived))
             }
-            (StatusChange::Reopen, Status::Completed | Status::Archived) => Some(NewStatus::Active),
+            (StatusChange::Reopen, SessionStatus::Completed | SessionStatus::Archived) => {
+                Some(NewStatus::Active)
+            }
             _ => None,
         }
     }
 
     /// The change that makes this one valid. Pure.
-    fn prerequisite(self, status: Status) -> Option<StatusChange> {
+    fn prerequisite(self, status: SessionStatus) -> Option<StatusChange> {
         StatusChange::ALL.into_iter().find(|first| {
             first.apply_to(status).is_some() && self.apply_to(first.target()).is_some()
         })
@@ -75,7 +77,7 @@ impl StatusChange {
 }
 
 /// Changes the status, and returns the new one. A session that grows becomes active again.
-pub async fn change_status(logs: &Logs, id: &LogId, change: StatusChange) -> Result<Status> {
+pub async fn change_status(logs: &Logs, id: &LogId, change: StatusChange) -> Result<SessionStatus> {
     let raw_bytes = raw_bytes(logs, id).await?;
     let update = logs.update_metadata(id, |current| {
         let status = current.status(raw_bytes);
@@ -103,14 +105,14 @@ async fn raw_bytes(logs: &Logs, id: &LogId) -> Result<u64> {
     if read.head == 0 {
         return Err(errors::not_found(id));
     }
-    let state = read.require_intact(id)?;
+    let state = read.require_undamaged(id)?;
     match state.removed {
         Some(by) => Err(errors::removed(id, by)),
         None => Ok(state.raw_bytes),
     }
 }
 
-fn invalid_change(id: &LogId, change: StatusChange, status: Status) -> Error {
+fn invalid_change(id: &LogId, change: StatusChange, status: SessionStatus) -> Error {
     let error = Error::conflict(format!("the session is {status}"))
         .context(format!("{} {id}", change.as_str()));
     match change.prerequisite(status) {
@@ -129,8 +131,8 @@ mod tests {
 
     #[test]
     fn only_valid_changes_are_allowed() {
-        use Status::{Active, Archived, Completed, Created};
-        let allowed = |status: Status| {
+        use SessionStatus::{Active, Archived, Completed, Created};
+        let allowed = |status: SessionStatus| {
             StatusChange::ALL
                 .into_iter()
                 .filter(|change| change.apply_to(status).is_some())
@@ -147,7 +149,7 @@ mod tests {
 
     #[test]
     fn an_invalid_change_names_the_one_that_comes_first() {
-        use Status::{Active, Archived, Created};
+        use SessionStatus::{Active, Archived, Created};
         let first = |change: StatusChange, status| change.prerequisite(status);
         assert_eq!(
             first(StatusChange::Archive, Active),

@@ -46,7 +46,7 @@ pub struct VerifyReport {
     pub missing: Vec<(Seq, Seq)>,
     /// The damage found, one sentence each.
     pub damage: Vec<String>,
-    /// The keys of intact merges and snapshots that contradict their entries, all of which exist.
+    /// The keys of undamaged merges and snapshots that contradict their entries, all of which exist.
     /// A restore may read them.
     pub contradicting: Vec<String>,
     /// Damage that no longer matters: the session was rolled back to a point before it.

@@ -8,10 +8,10 @@ use crate::support::TempHome;
 use crate::support::backend::{Backend, Ran};
 use crate::support::files::{append, files_below};
 
-/// What no bucket may hold.
+/// A secret that must not reach the bucket.
 const SECRET: &str = "sk-not-for-the-bucket";
 
-/// An agent, where its directory is, and what stands in it besides sessions.
+/// An agent, its directory, and the other files in it.
 struct Agent {
     name: &'static str,
     fixture: &'static str,
@@ -57,8 +57,8 @@ fn fixture(agent: &Agent) -> PathBuf {
         .join(agent.fixture)
 }
 
-/// Puts the files of a fixture into a home, and secrets beside them.
-fn at_home(agent: &Agent) -> TempHome {
+/// A home with the files of a fixture and with secrets.
+fn home_with_fixture(agent: &Agent) -> TempHome {
     let home = TempHome::new();
     let root = home.home().join(agent.root);
     for (path, bytes) in files_below(&fixture(agent)) {
@@ -70,7 +70,7 @@ fn at_home(agent: &Agent) -> TempHome {
     home
 }
 
-/// Every object of a bucket in a directory, inflated where it is compressed.
+/// Every object of a bucket in a directory, decompressed.
 pub fn objects(bucket: &Path) -> Vec<Vec<u8>> {
     let inflate = |bytes: Vec<u8>| {
         let mut inflated = Vec::new();
@@ -82,7 +82,7 @@ pub fn objects(bucket: &Path) -> Vec<Vec<u8>> {
     files_below(bucket).into_values().map(inflate).collect()
 }
 
-pub fn holds(bytes: &[u8], text: &str) -> bool {
+pub fn contains_text(bytes: &[u8], text: &str) -> bool {
     bytes
         .windows(text.len())
         .any(|window| window == text.as_bytes())
@@ -110,7 +110,7 @@ mod each_agents_session_restores_completely_and_alone {
 
 fn session_restores_completely_and_alone(agent: Agent, mut backend: Backend) {
     backend.set("SESSIOND_AGENT", agent.name);
-    let home = at_home(&agent);
+    let home = home_with_fixture(&agent);
     backend.run(&home, &["run", "--", "true"]).ok();
     let row = backend.run(&home, &["ls", "--json"]).ok().json()["sessions"][0].clone();
     assert_eq!(
@@ -129,7 +129,7 @@ fn session_restores_completely_and_alone(agent: Agent, mut backend: Backend) {
         backend.name
     );
 
-    // It goes on there, and nothing is uploaded again.
+    // The session continues there, and nothing is uploaded again.
     let transcript = files_below(&fixture(&agent)).into_keys().next().unwrap();
     append(
         &other.home().join(agent.root).join(&transcript),
@@ -146,11 +146,11 @@ fn session_restores_completely_and_alone(agent: Agent, mut backend: Backend) {
     if backend.name == "file+sqlite" {
         let objects = objects(&backend.path().join("bucket"));
         assert!(
-            objects.iter().any(|object| holds(object, agent.id)),
+            objects.iter().any(|object| contains_text(object, agent.id)),
             "the objects are read"
         );
         assert!(
-            !objects.iter().any(|object| holds(object, SECRET)),
+            !objects.iter().any(|object| contains_text(object, SECRET)),
             "{}: a secret is in the bucket",
             agent.name
         );
@@ -167,7 +167,7 @@ fn a_sub_agents_rollout_belongs_to_its_parent_session() {
     };
     let mut backend = Backend::file();
     backend.set("SESSIOND_AGENT", agent.name);
-    let home = at_home(&agent);
+    let home = home_with_fixture(&agent);
     backend.run(&home, &["run", "--", "true"]).ok();
     let sessions = backend.run(&home, &["ls", "--json"]).ok().json()["sessions"].clone();
     assert_eq!(
@@ -205,7 +205,7 @@ fn claude_config_dir_selects_the_root() {
     };
     run(&home, &["run", "--", "true"]);
     let other = TempHome::new();
-    // In whatever directory it runs: the project has the name that it was given.
+    // In any working directory: the project keeps its name.
     run(&other, &["restore", "--latest", "--project", "/"]);
     assert_eq!(
         files_below(&other.home().join("config")),
@@ -218,7 +218,7 @@ fn a_fork_restores_next_to_its_origin_under_its_own_id() {
     for agent in AGENTS {
         let mut backend = Backend::file();
         backend.set("SESSIOND_AGENT", agent.name);
-        let home = at_home(&agent);
+        let home = home_with_fixture(&agent);
         backend.run(&home, &["run", "--", "true"]).ok();
         let fork = backend
             .run(&home, &["fork", agent.id, "--at", "turn:1", "--quiet"])
@@ -234,7 +234,7 @@ fn a_fork_restores_next_to_its_origin_under_its_own_id() {
         let of = |id: &str| {
             files
                 .values()
-                .filter(|bytes| holds(bytes, id))
+                .filter(|bytes| contains_text(bytes, id))
                 .collect::<Vec<_>>()
         };
         let wanted = files_below(&fixture(&agent));
@@ -248,14 +248,16 @@ fn a_fork_restores_next_to_its_origin_under_its_own_id() {
         assert_eq!(of(agent.id).len(), wanted.len(), "{}", agent.name);
         let forked = of(&fork);
         assert!(
-            !forked.is_empty() && forked.iter().all(|bytes| !holds(bytes, agent.id)),
+            !forked.is_empty() && forked.iter().all(|bytes| !contains_text(bytes, agent.id)),
             "{}",
             agent.name
         );
-        // The first turn, and not the second.
+        // The first turn only.
         assert!(
-            forked.iter().any(|bytes| holds(bytes, "please USE TOOL"))
-                && !forked.iter().any(|bytes| holds(bytes, "once more"))
+            forked
+                .iter()
+                .any(|bytes| contains_text(bytes, "please USE TOOL"))
+                && !forked.iter().any(|bytes| contains_text(bytes, "once more"))
         );
     }
 }

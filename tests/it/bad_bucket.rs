@@ -20,14 +20,14 @@ use crate::support::storage::{SESSION, Storage, TRANSCRIPT};
 use crate::support::writer::Writer;
 use crate::support::{TempHome, sessiond};
 
-/// The entry that is spoiled; the last is 6.
-const SPOILED: Seq = 4;
+/// The damaged entry; the last is 6.
+const DAMAGED_SEQ: Seq = 4;
 const LAST: Seq = 6;
 
-/// A stored session of a claim and five deltas, and what it was after each.
+/// A stored session of a claim and five deltas, and its files after each.
 struct Bucket {
     home: TempHome,
-    place: Storage,
+    storage: Storage,
     points: Vec<(Seq, Files)>,
 }
 
@@ -38,12 +38,12 @@ impl Bucket {
         let index = Arc::new(
             SqlIndex::open(&format!("sqlite://{}/index.db", home.path().display())).unwrap(),
         );
-        let place = Storage {
+        let storage = Storage {
             store,
             index,
             ..Storage::files()
         };
-        let mut writer = Writer::new(&place);
+        let mut writer = Writer::new(&storage);
         let mut points = Vec::new();
         for round in 0..5 {
             writer.append(TRANSCRIPT, &format!("{{\"round\":{round}}}\n"));
@@ -57,17 +57,17 @@ impl Bucket {
         assert_eq!(points.last().unwrap().0, LAST);
         Bucket {
             home,
-            place,
+            storage,
             points,
         }
     }
 
     fn key(&self, seq: Seq) -> String {
-        keys::entry(&self.place.id(SESSION), seq)
+        keys::entry(&self.storage.id(SESSION), seq)
     }
 
     async fn get(&self, seq: Seq) -> Vec<u8> {
-        self.place
+        self.storage
             .store
             .get(&self.key(seq))
             .await
@@ -77,16 +77,16 @@ impl Bucket {
     }
 
     async fn put(&self, seq: Seq, bytes: Vec<u8>) {
-        self.place
+        self.storage
             .store
             .put(&self.key(seq), Bytes::from(bytes))
             .await
             .unwrap();
     }
 
-    /// Writes an entry again with another header, and perhaps another body.
+    /// Rewrites an entry with another header, and optionally another body.
     async fn edit(&self, seq: Seq, edit: impl FnOnce(&mut Value, &mut Vec<u8>)) {
-        let entry = self.place.entries(SESSION).await.remove(seq as usize - 1);
+        let entry = self.storage.entries(SESSION).await.remove(seq as usize - 1);
         let mut header = serde_json::to_value(&entry.header).unwrap();
         let mut body = entry.body;
         edit(&mut header, &mut body);
@@ -117,7 +117,7 @@ impl Bucket {
         command.output().unwrap()
     }
 
-    /// An agent's directory with something of its own in it.
+    /// An agent's directory that contains a file.
     fn root(&self, name: &str) -> PathBuf {
         let root = self.home.home().join(name);
         std::fs::create_dir_all(root.join("projects/-other")).unwrap();
@@ -128,18 +128,18 @@ impl Bucket {
 
     /// The restore is rejected and changes nothing; `verify` names the session and the last undamaged
     /// entry, if there is one.
-    fn assert_refused(&self, what: &str, says: &str, sound: Seq) {
+    fn assert_rejected(&self, what: &str, message: &str, undamaged_to: Seq) {
         let root = self.root("refused");
-        let before = (files_below(&root), everything_in(&root));
+        let before = (files_below(&root), paths_below(&root));
         let restored = self.run(&root, &["restore", SESSION]);
         let text = String::from_utf8_lossy(&restored.stderr);
         assert_eq!(restored.status.code(), Some(6), "{what}: {text}");
         assert!(
-            text.contains("error: ") && text.contains(says) && text.contains("s1"),
+            text.contains("error: ") && text.contains(message) && text.contains("s1"),
             "{what}: {text}"
         );
         assert_eq!(
-            (files_below(&root), everything_in(&root)),
+            (files_below(&root), paths_below(&root)),
             before,
             "{what}: something was left behind"
         );
@@ -153,22 +153,22 @@ impl Bucket {
         let verdicts: Value = serde_json::from_slice(&verified.stdout).unwrap();
         assert_eq!(
             (&verdicts[0]["session"], &verdicts[0]["undamaged_to"]),
-            (&json!("s1"), &json!(sound)),
+            (&json!("s1"), &json!(undamaged_to)),
             "{what}: {verdicts}"
         );
         assert!(
-            verdicts[0]["damage"][0].as_str().unwrap().contains(says),
+            verdicts[0]["damage"][0].as_str().unwrap().contains(message),
             "{what}: {verdicts}"
         );
-        let said =
+        let output =
             String::from_utf8_lossy(&self.run(&root, &["verify", SESSION]).stdout).into_owned();
         assert!(
-            sound == 0 || said.contains(&format!("restore s1 --at seq:{sound}")),
-            "{what}: {said}"
+            undamaged_to == 0 || output.contains(&format!("restore s1 --at seq:{undamaged_to}")),
+            "{what}: {output}"
         );
     }
 
-    fn assert_goes_back_to(&self, what: &str, seq: Seq) {
+    fn assert_restores_at(&self, what: &str, seq: Seq) {
         let root = self.home.home().join("sound");
         let restored = self.run(&root, &["restore", SESSION, "--at", &format!("seq:{seq}")]);
         assert_eq!(
@@ -187,8 +187,8 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
     gzip.finish().unwrap()
 }
 
-/// Every path below a root, directories too, without ours.
-fn everything_in(root: &Path) -> BTreeSet<PathBuf> {
+/// Every path below a root, with directories and without sessiond's state.
+fn paths_below(root: &Path) -> BTreeSet<PathBuf> {
     let mut all = BTreeSet::new();
     let mut open = vec![root.to_owned()];
     while let Some(directory) = open.pop() {
@@ -206,15 +206,15 @@ fn everything_in(root: &Path) -> BTreeSet<PathBuf> {
     all
 }
 
-/// Spoils one entry and looks at what becomes of it.
-fn spoiled(what: &str, says: &str, spoil: impl AsyncFnOnce(&Bucket)) -> Bucket {
+/// Damages one entry and checks `restore`, `verify` and a restore of the undamaged part.
+fn check_damage(what: &str, message: &str, damage: impl AsyncFnOnce(&Bucket)) -> Bucket {
     let bucket = local(async {
         let bucket = Bucket::new().await;
-        spoil(&bucket).await;
+        damage(&bucket).await;
         bucket
     });
-    bucket.assert_refused(what, says, SPOILED - 1);
-    bucket.assert_goes_back_to(what, SPOILED - 1);
+    bucket.assert_rejected(what, message, DAMAGED_SEQ - 1);
+    bucket.assert_restores_at(what, DAMAGED_SEQ - 1);
     bucket
 }
 
@@ -228,37 +228,39 @@ fn local<T>(future: impl Future<Output = T>) -> T {
 
 #[test]
 fn bytes_with_a_wrong_digest_are_never_restored() {
-    spoiled(
+    check_damage(
         "a wrong digest",
         "differs from the one in entry 4",
         async |bucket| {
             bucket
-                .edit(SPOILED, |header, _| {
+                .edit(DAMAGED_SEQ, |header, _| {
                     header["parts"][0]["file_sha256"] = json!("ab".repeat(32))
                 })
                 .await;
         },
     );
-    spoiled(
+    check_damage(
         "a flipped bit",
         "differs from the one in entry 4",
         async |bucket| {
-            bucket.edit(SPOILED, |_, body| body[3] ^= 1).await;
+            bucket.edit(DAMAGED_SEQ, |_, body| body[3] ^= 1).await;
         },
     );
-    spoiled("half a gzip stream", "000000000004.gz", async |bucket| {
-        let bytes = bucket.get(SPOILED).await;
-        bucket.put(SPOILED, bytes[..bytes.len() / 2].to_vec()).await;
+    check_damage("half a gzip stream", "000000000004.gz", async |bucket| {
+        let bytes = bucket.get(DAMAGED_SEQ).await;
+        bucket
+            .put(DAMAGED_SEQ, bytes[..bytes.len() / 2].to_vec())
+            .await;
     });
-    spoiled("an empty object", "000000000004.gz", async |bucket| {
-        bucket.put(SPOILED, Vec::new()).await
+    check_damage("an empty object", "000000000004.gz", async |bucket| {
+        bucket.put(DAMAGED_SEQ, Vec::new()).await
     });
-    spoiled(
+    check_damage(
         "another entry's bytes",
         "its header names entry 3",
         async |bucket| {
             let bytes = bucket.get(3).await;
-            bucket.put(SPOILED, bytes).await;
+            bucket.put(DAMAGED_SEQ, bytes).await;
         },
     );
 }
@@ -273,15 +275,15 @@ fn a_path_outside_the_root_or_of_another_session_is_rejected() {
         "projects/-w/a\nb.jsonl",
         "",
     ] {
-        spoiled(path, "000000000004.gz", async |bucket| {
+        check_damage(path, "000000000004.gz", async |bucket| {
             bucket
-                .edit(SPOILED, |header, _| {
+                .edit(DAMAGED_SEQ, |header, _| {
                     header["parts"][0]["path"] = json!(path)
                 })
                 .await;
         });
     }
-    // Plain paths, of files that this session never kept: verify has nothing against their bytes.
+    // Valid paths of files that are not part of this session: `verify` accepts their bytes.
     for path in [
         "settings.json",
         ".credentials.json",
@@ -305,7 +307,7 @@ fn a_path_outside_the_root_or_of_another_session_is_rejected() {
             bucket
         });
         let root = bucket.root("planted");
-        let before = (files_below(&root), everything_in(&root));
+        let before = (files_below(&root), paths_below(&root));
         let restored = bucket.run(&root, &["restore", SESSION]);
         let text = String::from_utf8_lossy(&restored.stderr);
         assert_eq!(restored.status.code(), Some(6), "{path}: {text}");
@@ -313,7 +315,7 @@ fn a_path_outside_the_root_or_of_another_session_is_rejected() {
             text.contains(path) && text.contains("is not a file of session s1"),
             "{path}: {text}"
         );
-        assert_eq!((files_below(&root), everything_in(&root)), before, "{path}");
+        assert_eq!((files_below(&root), paths_below(&root)), before, "{path}");
         assert!(!root.join(".sessiond/ledger").exists(), "{path}");
     }
 }
@@ -321,51 +323,53 @@ fn a_path_outside_the_root_or_of_another_session_is_rejected() {
 #[test]
 fn an_oversized_object_is_rejected_before_it_is_decompressed() {
     let zeros = vec![0; 17 << 20];
-    spoiled("more bytes than it says", "more", async |bucket| {
-        bucket.edit(SPOILED, |_, body| body.extend(&zeros)).await
+    check_damage("more bytes than it says", "more", async |bucket| {
+        bucket
+            .edit(DAMAGED_SEQ, |_, body| body.extend(&zeros))
+            .await
     });
-    spoiled(
+    check_damage(
         "a length that no stream can have",
         "it declares",
         async |bucket| {
             bucket
-                .edit(SPOILED, |header, _| {
+                .edit(DAMAGED_SEQ, |header, _| {
                     header["parts"][0]["len"] = json!(1u64 << 40)
                 })
                 .await;
         },
     );
-    spoiled("lengths that overflow", "it declares", async |bucket| {
+    check_damage("lengths that overflow", "it declares", async |bucket| {
         bucket
-            .edit(SPOILED, |header, _| {
+            .edit(DAMAGED_SEQ, |header, _| {
                 header["parts"][0]["len"] = json!(u64::MAX);
                 header["parts"][1]["len"] = json!(u64::MAX);
             })
             .await;
     });
-    spoiled(
+    check_damage(
         "a header without an end",
         "its header is incomplete",
         async |bucket| {
-            bucket.put(SPOILED, gzip(&vec![b'{'; 17 << 20])).await;
+            bucket.put(DAMAGED_SEQ, gzip(&vec![b'{'; 17 << 20])).await;
         },
     );
 }
 
 #[test]
 fn a_gap_a_newer_format_and_a_part_past_the_end_are_distinguished() {
-    spoiled("a missing entry", "entry 4 of session", async |bucket| {
+    check_damage("a missing entry", "entry 4 of session", async |bucket| {
         bucket
-            .place
+            .storage
             .store
-            .delete(&bucket.key(SPOILED))
+            .delete(&bucket.key(DAMAGED_SEQ))
             .await
             .unwrap();
     });
     let newer = local(async {
         let bucket = Bucket::new().await;
         bucket
-            .edit(SPOILED, |header, _| header["version"] = json!(2))
+            .edit(DAMAGED_SEQ, |header, _| header["version"] = json!(2))
             .await;
         bucket
     });
@@ -379,12 +383,12 @@ fn a_gap_a_newer_format_and_a_part_past_the_end_are_distinguished() {
         "{text}"
     );
     assert_eq!(files_below(&root), before, "a newer format: files changed");
-    spoiled(
+    check_damage(
         "a part beyond the end",
         "at offset 999, but the file has",
         async |bucket| {
             bucket
-                .edit(SPOILED, |header, _| {
+                .edit(DAMAGED_SEQ, |header, _| {
                     let parts = header["parts"].as_array_mut().unwrap();
                     parts
                         .iter_mut()
@@ -394,36 +398,36 @@ fn a_gap_a_newer_format_and_a_part_past_the_end_are_distinguished() {
                 .await;
         },
     );
-    spoiled(
+    check_damage(
         "a claim that carries bytes",
         "a claim with parts",
         async |bucket| {
             bucket
-                .edit(SPOILED, |header, _| header["kind"] = json!("claim"))
+                .edit(DAMAGED_SEQ, |header, _| header["kind"] = json!("claim"))
                 .await;
         },
     );
-    // The number after it was written by somebody who did not know it.
+    // The next entry was written by a writer that had not read it.
     let bucket = local(async {
         let bucket = Bucket::new().await;
         bucket
-            .edit(SPOILED, |header, _| {
+            .edit(DAMAGED_SEQ, |header, _| {
                 header["at"] = json!("2020-01-01T00:00:00Z")
             })
             .await;
         bucket
     });
-    bucket.assert_refused("an entry written anew", "does not follow entry 4", SPOILED);
-    bucket.assert_goes_back_to("an entry written anew", SPOILED);
+    bucket.assert_rejected("a rewritten entry", "does not follow entry 4", DAMAGED_SEQ);
+    bucket.assert_restores_at("a rewritten entry", DAMAGED_SEQ);
 }
 
 #[test]
 fn a_damaged_snapshot_is_reported_and_its_entries_are_read_instead() {
     let bucket = local(async {
         let bucket = Bucket::new().await;
-        let key = keys::snapshot(&bucket.place.id(SESSION), SPOILED);
+        let key = keys::snapshot(&bucket.storage.id(SESSION), DAMAGED_SEQ);
         bucket
-            .place
+            .storage
             .store
             .put(&key, Bytes::from_static(b"not a tar"))
             .await
@@ -440,20 +444,20 @@ fn a_damaged_snapshot_is_reported_and_its_entries_are_read_instead() {
     );
     assert_eq!(&files_below(&root), bucket.files_at(LAST));
     let verified = bucket.run(&root, &["verify", SESSION]);
-    let said = String::from_utf8_lossy(&verified.stdout).into_owned();
-    assert_eq!(verified.status.code(), Some(6), "{said}");
+    let output = String::from_utf8_lossy(&verified.stdout).into_owned();
+    assert_eq!(verified.status.code(), Some(6), "{output}");
     assert!(
-        said.contains("000000000004.tar.gz") && said.contains("can be restored completely"),
-        "{said}"
+        output.contains("000000000004.tar.gz") && output.contains("can be restored completely"),
+        "{output}"
     );
-    bucket.assert_goes_back_to("a snapshot of garbage", SPOILED - 1);
+    bucket.assert_restores_at("a snapshot of garbage", DAMAGED_SEQ - 1);
 }
 
 #[test]
 fn unknown_keys_are_ignored() {
     let bucket = local(async {
         let bucket = Bucket::new().await;
-        let root = keys::log_root(&bucket.place.id(SESSION));
+        let root = keys::log_root(&bucket.storage.id(SESSION));
         for key in [
             "v1/x/y",
             "README",
@@ -462,14 +466,14 @@ fn unknown_keys_are_ignored() {
             &format!("{root}snap/x.tar.gz"),
         ] {
             bucket
-                .place
+                .storage
                 .store
                 .put(key, Bytes::from_static(b"nonsense"))
                 .await
                 .unwrap();
         }
         bucket
-            .place
+            .storage
             .store
             .put(
                 "v1/team/claude-code/no session here/log/x",
@@ -498,15 +502,15 @@ fn unknown_keys_are_ignored() {
 #[test]
 fn a_file_that_became_a_directory_does_not_stop_a_restore_halfway() {
     local(async {
-        let place = Storage::files();
-        let mut writer = Writer::new(&place);
+        let storage = Storage::files();
+        let mut writer = Writer::new(&storage);
         writer.append(TRANSCRIPT, "{}\n");
         writer.replace("projects/-w/s1/tool-results/a", "a file");
         writer.flush().await.unwrap();
         std::fs::remove_file(writer.root.join("projects/-w/s1/tool-results/a")).unwrap();
         writer.replace("projects/-w/s1/tool-results/a/b", "in a directory");
         writer.flush().await.unwrap();
-        let mut new = Writer::new(&place);
+        let mut new = Writer::new(&storage);
         new.take_over(SESSION).await.unwrap();
         assert_eq!(new.files(), writer.files());
     });
@@ -515,24 +519,24 @@ fn a_file_that_became_a_directory_does_not_stop_a_restore_halfway() {
 #[test]
 fn a_salvaged_session_continues_and_later_entries_restore() {
     let cases: [(&str, Seq, bool); 4] = [
-        ("damaged", SPOILED, false),
-        ("missing", SPOILED, true),
+        ("damaged", DAMAGED_SEQ, false),
+        ("missing", DAMAGED_SEQ, true),
         ("damaged at its end", LAST, false),
         ("damaged early", 2, false),
     ];
     for (what, seq, missing) in cases {
         local(async {
             let bucket = Bucket::new().await;
-            let place = &bucket.place;
-            place.reindex().await;
+            let storage = &bucket.storage;
+            storage.reindex().await;
             if missing {
-                place.store.delete(&bucket.key(seq)).await.unwrap();
+                storage.store.delete(&bucket.key(seq)).await.unwrap();
             } else {
                 bucket.put(seq, b"garbage".to_vec()).await;
             }
-            // To the last sound entry, and to one before it.
+            // To the last undamaged entry, and to one before it.
             for rollback_to in [seq - 1, 2].into_iter().filter(|at| *at >= 2 && *at < seq) {
-                let mut writer = Writer::new(place);
+                let mut writer = Writer::new(storage);
                 let options = Options {
                     point: ResolvedPoint {
                         at: LogPoint::Seq(rollback_to),
@@ -552,16 +556,16 @@ fn a_salvaged_session_continues_and_later_entries_restore() {
                     "{what}, back to {rollback_to}"
                 );
                 assert_eq!(
-                    place.files_of(SESSION).await,
+                    storage.files_of(SESSION).await,
                     writer.files(),
                     "{what}, back to {rollback_to}"
                 );
                 writer.update_index().await;
-                let rows = place.rows().await;
-                place.reindex().await;
-                crate::support::storage::assert_same_rows(&rows, &place.rows().await, what);
-                // And it can be taken over in the ordinary way again, with and without a ledger.
-                let mut next = Writer::new(place);
+                let rows = storage.rows().await;
+                storage.reindex().await;
+                crate::support::storage::assert_same_rows(&rows, &storage.rows().await, what);
+                // A normal takeover works again, with and without a ledger.
+                let mut next = Writer::new(storage);
                 next.take_over(SESSION).await.unwrap();
                 std::fs::remove_dir_all(next.root.join(".sessiond")).unwrap();
                 next.restart();
@@ -573,7 +577,7 @@ fn a_salvaged_session_continues_and_later_entries_restore() {
                     "{what}, back to {rollback_to}"
                 );
                 assert_eq!(
-                    place.files_of(SESSION).await,
+                    storage.files_of(SESSION).await,
                     next.files(),
                     "{what}, back to {rollback_to}"
                 );

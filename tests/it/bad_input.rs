@@ -100,7 +100,7 @@ fn a_wrong_password_is_reported_and_never_printed() {
     );
     let ran = backend.run(&home, &["ls"]).fails(2, "locked", "");
     assert!(!ran.err().contains("not-the-password"));
-    // Streaming goes on without it.
+    // Streaming continues without the index.
     append(&transcript(&home, "s1"), "{}\n");
     backend.run(&home, &["run", "--", "true"]).ok();
     backend.run(&TempHome::new(), &["restore", "s1"]).ok();

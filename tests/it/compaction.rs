@@ -103,12 +103,12 @@ async fn a_restore_takes_three_sequential_round_trips() {
         }
     }
     let elsewhere = Arc::new(Disk::new(world.path("elsewhere")));
-    let context = restore::Context {
+    let context = restore::RestoreContext {
         directory: elsewhere,
         profile: world.writer.context.profile.clone(),
         logs: world.logs(),
     };
-    // Nothing but requests takes time here: what goes on at once takes as long as one.
+    // Only requests take time here: concurrent requests take as long as one.
     world.store.set_latency(Duration::from_secs(1));
     let began = tokio::time::Instant::now();
     let report = restore::restore(

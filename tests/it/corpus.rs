@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 // Where `checks` and `seeds` look for them.
-use sessiond::{agent, codec, config, error, model};
+use sessiond::{agent, codec, error, model};
 
 #[path = "../../fuzz/src/checks.rs"]
 mod checks;
@@ -71,7 +71,8 @@ fn the_corpus_is_accepted_and_rejected_as_named() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// The encoder may change; then the generator's inputs are new ones, and the committed ones stay: they are what older versions wrote.
+/// If the encoder changes, the generator gives new inputs, and the committed ones stay: older
+/// versions wrote them.
 #[test]
 fn written_objects_are_accepted_and_mutated_ones_rejected() {
     let checks = BTreeMap::from(TARGETS);

@@ -1,6 +1,6 @@
 //! Damaged stores and the output of `verify` and `restore` for each.
 //!
-//! The output is recorded next to the store in `tests/fixtures/broken`, so that every changed word
+//! The output is recorded next to the store in `tests/fixtures/damaged`, so that every changed word
 //! is visible.
 
 mod stores;
@@ -11,18 +11,18 @@ use std::path::{Path, PathBuf};
 
 use regex_lite::Regex;
 
-use self::stores::{BROKEN, Fixture, HEALTHY};
+use self::stores::{DAMAGED, Fixture, HEALTHY};
 use crate::support::TempHome;
 use crate::support::backend::{Backend, Ran};
 use crate::support::files::{Files, files_below, write};
 use crate::support::is_update;
 use crate::support::slow;
 
-const HOW: &str = "if that is right: SESSIOND_TEST_UPDATE=1 cargo test --test it damaged_stores::, then read the difference";
+const UPDATE_HINT: &str = "if the change is intended: SESSIOND_TEST_UPDATE=1 cargo test --test it damaged_stores::, then read the difference";
 
 fn directory(fixture: &Fixture) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/fixtures/broken")
+        .join("tests/fixtures/damaged")
         .join(fixture.name)
 }
 
@@ -41,7 +41,7 @@ fn committed(fixture: &Fixture) -> BTreeMap<String, Vec<u8>> {
 /// A bucket with a copy of the committed store.
 fn bucket(fixture: &Fixture) -> Backend {
     let backend = Backend::file();
-    // While the directories are being written anew, other tests do not look at them.
+    // Other tests do not read the directories while they are regenerated.
     for (key, bytes) in if is_update() {
         fixture.objects.clone()
     } else {
@@ -61,8 +61,8 @@ fn restored(home: &TempHome) -> Files {
     }
 }
 
-/// What differs from one run to the next is taken out: directories, times and the names of new writers.
-fn plain(text: &str, backend: &Backend, home: &TempHome) -> String {
+/// Replaces what differs between runs: directories, times and the IDs of new writers.
+fn normalize(text: &str, backend: &Backend, home: &TempHome) -> String {
     let text = text
         .replace(&backend.path().display().to_string(), "<store>")
         .replace(&home.path().display().to_string(), "<home>");
@@ -76,60 +76,68 @@ fn plain(text: &str, backend: &Backend, home: &TempHome) -> String {
         .into_owned()
 }
 
-/// Runs the program and writes down what it did.
-fn note(verdict: &mut String, backend: &Backend, home: &TempHome, arguments: &[&str]) -> Ran {
+/// Runs the program and records its output and exit code.
+fn record_run(
+    verify_report: &mut String,
+    backend: &Backend,
+    home: &TempHome,
+    arguments: &[&str],
+) -> Ran {
     let ran = backend.run(home, arguments);
-    writeln!(verdict, "$ sessiond {}", arguments.join(" ")).unwrap();
+    writeln!(verify_report, "$ sessiond {}", arguments.join(" ")).unwrap();
     for text in [ran.out(), ran.err()] {
-        verdict.push_str(&plain(&text, backend, home));
+        verify_report.push_str(&normalize(&text, backend, home));
     }
-    writeln!(verdict, "exit code {}", ran.code()).unwrap();
+    writeln!(verify_report, "exit code {}", ran.code()).unwrap();
     ran
 }
 
-fn note_files(verdict: &mut String, files: &Files) {
+fn record_files(verify_report: &mut String, files: &Files) {
     for (path, bytes) in files {
-        writeln!(verdict, "{:>6} bytes  {path}", bytes.len()).unwrap();
+        writeln!(verify_report, "{:>6} bytes  {path}", bytes.len()).unwrap();
     }
-    verdict.push('\n');
+    verify_report.push('\n');
 }
 
-/// Everything that is recorded of a store.
-fn verdict(fixture: &Fixture) -> String {
+/// The complete record of a store.
+fn verify_report(fixture: &Fixture) -> String {
     let backend = bucket(fixture);
-    let mut verdict = String::new();
+    let mut verify_report = String::new();
     for arguments in [&["verify", "--all"][..], &["verify", "--all", "--deep"]] {
-        note(&mut verdict, &backend, &TempHome::new(), arguments);
-        verdict.push('\n');
+        record_run(&mut verify_report, &backend, &TempHome::new(), arguments);
+        verify_report.push('\n');
     }
-    for arguments in [&["restore", BROKEN][..], &["restore", BROKEN, "--salvage"]] {
-        // Each on a store of its own: a restore claims.
+    for arguments in [
+        &["restore", DAMAGED][..],
+        &["restore", DAMAGED, "--salvage"],
+    ] {
+        // Each restore gets its own copy of the store, because it claims the session.
         let (backend, home) = (bucket(fixture), TempHome::new());
-        note(&mut verdict, &backend, &home, arguments);
-        note_files(&mut verdict, &restored(&home));
+        record_run(&mut verify_report, &backend, &home, arguments);
+        record_files(&mut verify_report, &restored(&home));
     }
-    verdict
+    verify_report
 }
 
-/// The first lines that differ.
+/// Returns the first lines that differ.
 fn difference(recorded: &str, now: &str) -> String {
     let (recorded, now): (Vec<&str>, Vec<&str>) =
         (recorded.lines().collect(), now.lines().collect());
-    let mut told = String::new();
+    let mut report = String::new();
     for at in 0..recorded.len().max(now.len()) {
         let (old, new) = (recorded.get(at), now.get(at));
         if old != new {
             old.into_iter()
-                .for_each(|line| writeln!(told, "  {:>3} - {line}", at + 1).unwrap());
+                .for_each(|line| writeln!(report, "  {:>3} - {line}", at + 1).unwrap());
             new.into_iter()
-                .for_each(|line| writeln!(told, "  {:>3} + {line}", at + 1).unwrap());
+                .for_each(|line| writeln!(report, "  {:>3} + {line}", at + 1).unwrap());
         }
     }
-    told
+    report
 }
 
 slow!(each_damaged_store_gets_its_recorded_verify_report);
-/// One test: regenerating a store and then its verdict has an order.
+/// One test, because a store is regenerated before its report.
 fn each_damaged_store_gets_its_recorded_verify_report() {
     let mut wrong = String::new();
     for fixture in stores::all() {
@@ -149,7 +157,7 @@ fn each_damaged_store_gets_its_recorded_verify_report() {
         {
             writeln!(wrong, "{}: {key} is not what the maker makes", fixture.name).unwrap();
         }
-        let now = verdict(&fixture);
+        let now = verify_report(&fixture);
         let path = directory.join("verdict.txt");
         if is_update() {
             std::fs::write(&path, &now).unwrap();
@@ -165,7 +173,7 @@ fn each_damaged_store_gets_its_recorded_verify_report() {
             .unwrap();
         }
     }
-    assert!(wrong.is_empty(), "{wrong}{HOW}");
+    assert!(wrong.is_empty(), "{wrong}{UPDATE_HINT}");
 }
 
 #[test]
@@ -173,26 +181,26 @@ fn every_committed_store_has_a_generator() {
     if is_update() {
         return crate::support::skip("the stores are being made");
     }
-    let directories = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/broken");
+    let directories = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/damaged");
     let committed = std::fs::read_dir(directories)
         .unwrap()
         .map(|item| item.unwrap().file_name().into_string().unwrap());
     let mut committed: Vec<String> = committed.collect();
-    let mut made: Vec<&str> = stores::all().iter().map(|fixture| fixture.name).collect();
+    let mut encoded: Vec<&str> = stores::all().iter().map(|fixture| fixture.name).collect();
     committed.sort();
-    made.sort_unstable();
-    assert_eq!(committed, made);
+    encoded.sort_unstable();
+    assert_eq!(committed, encoded);
 }
 
 slow!(salvage_restores_the_longest_undamaged_prefix_and_the_session_continues);
 fn salvage_restores_the_longest_undamaged_prefix_and_the_session_continues() {
     for fixture in stores::all() {
         let (backend, home) = (bucket(&fixture), TempHome::new());
-        let salvaged = backend.run(&home, &["restore", BROKEN, "--salvage"]);
-        if let Some((_, sound)) = &fixture.sound {
+        let salvaged = backend.run(&home, &["restore", DAMAGED, "--salvage"]);
+        if let Some((_, undamaged)) = &fixture.undamaged {
             salvaged.ok();
-            assert_eq!(&restored(&home), sound, "{}", fixture.name);
-            assert_goes_on(&fixture, &backend, &home);
+            assert_eq!(&restored(&home), undamaged, "{}", fixture.name);
+            assert_continues(&fixture, &backend, &home);
         } else {
             assert_ne!(salvaged.code(), 0, "{}", fixture.name);
             assert_eq!(restored(&home), Files::new(), "{}", fixture.name);
@@ -203,22 +211,22 @@ fn salvage_restores_the_longest_undamaged_prefix_and_the_session_continues() {
 slow!(restoring_at_the_last_undamaged_seq_does_the_same);
 fn restoring_at_the_last_undamaged_seq_does_the_same() {
     for fixture in stores::all() {
-        let Some((seq, sound)) = &fixture.sound else {
+        let Some((seq, undamaged)) = &fixture.undamaged else {
             continue;
         };
         let (backend, home) = (bucket(&fixture), TempHome::new());
         backend
-            .run(&home, &["restore", BROKEN, "--at", &format!("seq:{seq}")])
+            .run(&home, &["restore", DAMAGED, "--at", &format!("seq:{seq}")])
             .ok();
-        assert_eq!(&restored(&home), sound, "{}", fixture.name);
-        assert_goes_on(&fixture, &backend, &home);
+        assert_eq!(&restored(&home), undamaged, "{}", fixture.name);
+        assert_continues(&fixture, &backend, &home);
     }
 }
 
-/// The agent writes on in that home, and what it wrote comes back elsewhere, again and again.
-fn assert_goes_on(fixture: &Fixture, backend: &Backend, home: &TempHome) {
+/// Checks that the agent can continue in that home, and that later homes restore what it wrote.
+fn assert_continues(fixture: &Fixture, backend: &Backend, home: &TempHome) {
     let what = fixture.name;
-    let transcript = format!("projects/-work-app/{BROKEN}.jsonl");
+    let transcript = format!("projects/-work-app/{DAMAGED}.jsonl");
     let line = format!("echo '{{\"type\":\"user\",\"text\":\"further\"}}' >> .claude/{transcript}");
     let add = |files: &mut Files| {
         files
@@ -229,18 +237,21 @@ fn assert_goes_on(fixture: &Fixture, backend: &Backend, home: &TempHome) {
     let mut further = restored(home);
     add(&mut further);
     backend
-        .run(home, &["run", "--session", BROKEN, "--", "sh", "-c", &line])
+        .run(
+            home,
+            &["run", "--session", DAMAGED, "--", "sh", "-c", &line],
+        )
         .ok();
     assert_eq!(restored(home), further, "{what}");
     let elsewhere = TempHome::new();
-    backend.run(&elsewhere, &["restore", BROKEN]).ok();
+    backend.run(&elsewhere, &["restore", DAMAGED]).ok();
     assert_eq!(restored(&elsewhere), further, "{what}");
-    // What is left out of it is no damage any more, unless an object is in the way that nobody has deleted.
-    let composites = fixture.objects.keys().any(|key| !key.contains("/log/"));
+    // Skipped entries are no damage any more, unless a damaged compacted segment still exists.
+    let compacted_segments = fixture.objects.keys().any(|key| !key.contains("/log/"));
     assert!(
-        composites
+        compacted_segments
             || backend
-                .run(&elsewhere, &["verify", BROKEN, "--deep"])
+                .run(&elsewhere, &["verify", DAMAGED, "--deep"])
                 .code()
                 == 0,
         "{what}"
@@ -250,13 +261,13 @@ fn assert_goes_on(fixture: &Fixture, backend: &Backend, home: &TempHome) {
         "",
         "{what}"
     );
-    // And once more, in the new place, whose ledger is lost.
+    // The same in the new home, without its ledger.
     std::fs::remove_dir_all(elsewhere.home().join(".claude/.sessiond")).unwrap();
     backend
         .run(&elsewhere, &["run", "--", "sh", "-c", &line])
         .ok();
     let last = TempHome::new();
-    backend.run(&last, &["restore", BROKEN]).ok();
+    backend.run(&last, &["restore", DAMAGED]).ok();
     add(&mut further);
     assert_eq!(restored(&last), further, "{what}");
 }

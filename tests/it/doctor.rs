@@ -27,7 +27,7 @@ fn program(home: &TempHome, name: &str, script: &str) {
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-fn says(ran: &Ran, line: &str) -> bool {
+fn has_line(ran: &Ran, line: &str) -> bool {
     ran.out().lines().any(|said| said.contains(line))
 }
 
@@ -35,7 +35,7 @@ on_each_backend!(doctor_lists_agents_with_path_version_and_stored_files);
 fn doctor_lists_agents_with_path_version_and_stored_files(backend: Backend) {
     let home = TempHome::new();
     program(&home, "claude", "echo '2.1.325 (Claude Code)'");
-    // As the real one, makes a directory in whatever home it is given.
+    // Like the real program, creates a directory in its home.
     program(&home, "gemini", "mkdir -p $HOME/.gemini; echo 0.61.0");
     append(&transcript(&home, "s1"), LINE);
     append(&home.home().join(".claude/.credentials.json"), "{}");
@@ -59,9 +59,9 @@ fn doctor_lists_agents_with_path_version_and_stored_files(backend: Backend) {
         "enforced by the store".to_owned(),
         "agrees with the store's clock".to_owned(),
     ] {
-        assert!(says(&ran, &line), "{line} is not in\n{}", ran.out());
+        assert!(has_line(&ran, &line), "{line} is not in\n{}", ran.out());
     }
-    assert!(!says(&ran, "opencode"), "{}", ran.out());
+    assert!(!has_line(&ran, "opencode"), "{}", ran.out());
     assert!(
         !home.home().join(".gemini").exists(),
         "it must leave nothing behind"
@@ -76,7 +76,7 @@ fn doctor_lists_agents_with_path_version_and_stored_files(backend: Backend) {
     );
     let _daemon = backend.daemon(&home, &[]);
     backend.run(&home, &["flush", "--wait"]).ok();
-    assert!(says(
+    assert!(has_line(
         &doctor(&backend, &home, &[]),
         "none: everything is durable"
     ));
@@ -91,7 +91,7 @@ fn doctor_reports_a_session_in_two_directories() {
     let ran = doctor(&backend, &home, &[]);
     assert_eq!(ran.code(), 1);
     assert!(
-        says(
+        has_line(
             &ran,
             "session s1 is in 2 directories: projects/-other/s1.jsonl and projects/-work-app/s1.jsonl"
         ),
@@ -119,7 +119,7 @@ fn doctor_reports_files_the_agent_is_about_to_delete() {
     aged("s2", 28);
     let ran = doctor(&backend, &home, &[]);
     assert!(
-        says(
+        has_line(
             &ran,
             "the agent deletes 1 local session within 3 days: it keeps sessions for 30 days"
         ),
@@ -130,7 +130,7 @@ fn doctor_reports_files_the_agent_is_about_to_delete() {
         &home.home().join(".claude/settings.json"),
         "{\"cleanupPeriodDays\": 22}",
     );
-    assert!(says(
+    assert!(has_line(
         &doctor(&backend, &home, &[]),
         "the agent deletes 2 local sessions within 3 days: it keeps sessions for 22 days"
     ));
@@ -139,7 +139,7 @@ fn doctor_reports_files_the_agent_is_about_to_delete() {
         "{\"cleanupPeriodDays\": 365}",
     )
     .unwrap();
-    assert!(!says(&doctor(&backend, &home, &[]), "deletes"));
+    assert!(!has_line(&doctor(&backend, &home, &[]), "deletes"));
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn doctor_reports_files_of_another_user() {
     let ran = doctor(&backend, &home, &[]);
     assert_eq!(ran.code(), 1);
     assert!(
-        says(
+        has_line(
             &ran,
             "1 file is not owned by user 0, the owner of the directory, such as projects/-work-app/s1.jsonl"
         ),
@@ -178,5 +178,5 @@ fn doctor_reports_an_unreadable_agent_database() {
     );
     let ran = doctor(&backend, &home, &[]);
     assert_eq!(ran.code(), 1);
-    assert!(says(&ran, "opencode.db"), "{}", ran.out());
+    assert!(has_line(&ran, "opencode.db"), "{}", ran.out());
 }

@@ -10,12 +10,12 @@ use sessiond::log::fence::FencingPolicy;
 use sessiond::log::{Fencing, Logs};
 use sessiond::store::encrypted::EncryptedStore;
 use sessiond::store::encrypted::keyring::{KeySettings, Keyring};
-use sessiond::store::encrypted::policy::EncryptionPolicy;
+use sessiond::store::encrypted::policy::{EncryptionPolicy, PlaintextReads};
 use sessiond::store::file::FileStore;
 use sessiond::sys::{SystemClock, SystemRng};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
 
-use crate::agents::{holds, objects};
+use crate::agents::{contains_text, objects};
 use crate::support::backend::{Backend, eventually, transcript};
 use crate::support::files::{append, files_below};
 use crate::support::needs_servers;
@@ -23,18 +23,18 @@ use crate::support::proxy::{Mode, TcpProxy};
 use crate::support::servers::{postgres, s3};
 use crate::support::{TempHome, block_on};
 
-/// A word that is nowhere but in the conversation.
+/// A word that occurs only in the conversation.
 const WORD: &str = "quetzalmarmalade";
 
-/// A conversation that says the word wherever a conversation can: in a prompt, a title, a call, its result, an answer, a call
-/// that waits.
+/// A conversation with the word in every kind of content: a prompt, a title, a tool call, its
+/// result, a response, a pending tool call.
 fn conversation(turn: u32) -> String {
     let line = |number: u32, role: &str, rest: String| {
         format!(
             "{{\"type\":\"{role}\",\"uuid\":\"u{turn}-{number}\",\"cwd\":\"/work/app\",\"timestamp\":\"2026-05-01T10:{turn:02}:{number:02}.000Z\",{rest}}}\n"
         )
     };
-    let said = |id: u32, content: String, stop: &str| {
+    let response = |id: u32, content: String, stop: &str| {
         format!(
             "\"message\":{{\"id\":\"m{turn}-{id}\",\"role\":\"assistant\",\"model\":\"opus\",\"content\":[{content}],\"stop_reason\":\"{stop}\"}}"
         )
@@ -46,15 +46,15 @@ fn conversation(turn: u32) -> String {
     };
     [
         line(1, "user", format!("\"message\":{{\"role\":\"user\",\"content\":\"please {WORD} {turn}\"}}")),
-        line(2, "assistant", said(1, call(1), "tool_use")),
+        line(2, "assistant", response(1, call(1), "tool_use")),
         line(3, "user", format!("\"message\":{{\"role\":\"user\",\"content\":[{{\"type\":\"tool_result\",\"tool_use_id\":\"t{turn}-1\",\"content\":\"{WORD} came out\"}}]}}")),
-        line(4, "assistant", said(2, format!("{{\"type\":\"text\",\"text\":\"done {WORD}\"}},{}", call(2)), "end_turn")),
+        line(4, "assistant", response(2, format!("{{\"type\":\"text\",\"text\":\"done {WORD}\"}},{}", call(2)), "end_turn")),
         format!("{{\"type\":\"summary\",\"summary\":\"about {WORD}\",\"leafUuid\":\"u{turn}-4\"}}\n"),
     ]
     .concat()
 }
 
-/// A key: its file, and the recipient that stands for it.
+/// An identity file and its recipient.
 struct Key {
     file: PathBuf,
     recipient: String,
@@ -91,7 +91,7 @@ impl Backend {
     }
 }
 
-/// Streams until everything is durable, and then dies.
+/// Streams until everything is durable, then kills the daemon.
 fn stream(backend: &Backend, home: &TempHome, lines: &str) {
     let mut daemon = backend.daemon(home, &[]);
     append(&transcript(home, "s1"), lines);
@@ -99,7 +99,7 @@ fn stream(backend: &Backend, home: &TempHome, lines: &str) {
     daemon.kill();
 }
 
-/// What another machine restores is what is here.
+/// Checks that another machine restores the same files.
 #[track_caller]
 fn assert_restored(backend: &Backend, home: &TempHome) {
     let other = TempHome::new();
@@ -110,7 +110,7 @@ fn assert_restored(backend: &Backend, home: &TempHome) {
     );
 }
 
-/// The same for a copy, which takes nothing over.
+/// The same for `pull`, which does not claim the session.
 #[track_caller]
 fn assert_pulled(backend: &Backend, home: &TempHome) {
     let other = TempHome::new();
@@ -136,7 +136,7 @@ fn entries(backend: &Backend) -> Vec<PathBuf> {
     entries
 }
 
-fn is_sealed(path: &Path) -> bool {
+fn is_encrypted(path: &Path) -> bool {
     std::fs::read(path)
         .unwrap()
         .starts_with(b"age-encryption.org/v1")
@@ -165,15 +165,15 @@ fn rows(database: &str) -> String {
     })
 }
 
-/// All that a backend keeps: objects, inflated where they are compressed, and the index.
-enum Kept {
+/// The location of everything a backend stores: objects, which are decompressed, and the index.
+enum StorageLocation {
     Directory,
     Servers { bucket: String, database: String },
 }
 
-impl Kept {
+impl StorageLocation {
     fn objects(&self, backend: &Backend) -> Vec<Vec<u8>> {
-        let Kept::Servers { bucket: name, .. } = self else {
+        let StorageLocation::Servers { bucket: name, .. } = self else {
             return objects(&bucket(backend));
         };
         let server = s3().unwrap();
@@ -208,8 +208,8 @@ impl Kept {
 
     fn index(&self, backend: &Backend) -> Vec<u8> {
         match self {
-            Kept::Servers { database, .. } => rows(database).into_bytes(),
-            Kept::Directory => {
+            StorageLocation::Servers { database, .. } => rows(database).into_bytes(),
+            StorageLocation::Directory => {
                 let files = std::fs::read_dir(backend.path())
                     .unwrap()
                     .map(|item| item.unwrap().path());
@@ -228,13 +228,13 @@ impl Kept {
     }
 }
 
-fn everywhere() -> Vec<(Backend, Kept)> {
-    let mut all = vec![(Backend::file(), Kept::Directory)];
+fn all_backends() -> Vec<(Backend, StorageLocation)> {
+    let mut all = vec![(Backend::file(), StorageLocation::Directory)];
     if let (Some(server), Some(database)) = (s3(), postgres()) {
         let (bucket, database) = (server.fresh_bucket(), database.fresh_database());
         all.push((
             Backend::on(&server.endpoint, &bucket, &database),
-            Kept::Servers { bucket, database },
+            StorageLocation::Servers { bucket, database },
         ));
     }
     all
@@ -242,7 +242,7 @@ fn everywhere() -> Vec<(Backend, Kept)> {
 
 needs_servers!(an_encrypted_session_leaves_no_plaintext_in_store_or_index);
 fn an_encrypted_session_leaves_no_plaintext_in_store_or_index() {
-    for (mut backend, kept) in everywhere() {
+    for (mut backend, location) in all_backends() {
         let key = keygen(&backend, "key.txt");
         let home = TempHome::new();
         append(
@@ -283,22 +283,22 @@ fn an_encrypted_session_leaves_no_plaintext_in_store_or_index() {
             }
             let listed = backend.run(&home, &["ls", "--json"]).ok().json();
             assert_eq!(listed["sessions"].as_array().unwrap().len(), 2, "{listed}");
-            assert!(!kept.objects(&backend).is_empty());
+            assert!(!location.objects(&backend).is_empty());
             assert!(
-                !kept
+                !location
                     .objects(&backend)
                     .iter()
-                    .any(|object| holds(object, WORD)),
+                    .any(|object| contains_text(object, WORD)),
                 "{} {step}: a word is in the bucket",
                 backend.name
             );
-            let index = kept.index(&backend);
+            let index = location.index(&backend);
             assert!(
-                holds(&index, "/work/app") && holds(&index, "team"),
+                contains_text(&index, "/work/app") && contains_text(&index, "team"),
                 "the index is read"
             );
             assert!(
-                !holds(&index, WORD),
+                !contains_text(&index, WORD),
                 "{} {step}: a word is in the index",
                 backend.name
             );
@@ -308,18 +308,23 @@ fn an_encrypted_session_leaves_no_plaintext_in_store_or_index() {
 
 needs_servers!(the_plaintext_check_finds_the_words_without_encryption);
 fn the_plaintext_check_finds_the_words_without_encryption() {
-    for (backend, kept) in everywhere() {
+    for (backend, location) in all_backends() {
         let home = TempHome::new();
         stream(&backend, &home, &conversation(1));
         backend.run(&home, &["reindex"]).ok();
         assert!(
-            kept.objects(&backend)
+            location
+                .objects(&backend)
                 .iter()
-                .any(|object| holds(object, WORD)),
+                .any(|object| contains_text(object, WORD)),
             "{}",
             backend.name
         );
-        assert!(holds(&kept.index(&backend), WORD), "{}", backend.name);
+        assert!(
+            contains_text(&location.index(&backend), WORD),
+            "{}",
+            backend.name
+        );
     }
 }
 
@@ -377,7 +382,7 @@ fn a_missing_or_wrong_key_is_reported_and_changes_nothing() {
             (Some(entries as u64), Some(0)),
             "{verdict}"
         );
-        // However old it is: what cannot be judged is not deleted.
+        // Whatever its age: `gc` deletes nothing that it cannot read.
         backend
             .run(&other, &["gc", "--ttl", "0s", "--history", "0s"])
             .fails(11, "cannot clean up 1 of 1 log", "--identity");
@@ -396,7 +401,7 @@ fn a_missing_or_wrong_key_is_reported_and_changes_nothing() {
         "{}",
         verdict.out()
     );
-    // Both keys: the one that fits is found.
+    // With both keys, the matching one is found.
     backend.with(None, &[&wrong, &key]);
     backend
         .run(&TempHome::new(), &["verify"])
@@ -410,7 +415,7 @@ fn a_writer_without_an_identity_continues_after_a_crash() {
     let home = TempHome::new();
     backend.with(Some(&key), &[]);
     for turn in 1..=4 {
-        // Killed each time: the next one finds its own entries, and reads them.
+        // Killed each time: the next process recognizes its own entries.
         stream(&backend, &home, &conversation(turn));
     }
     let own = home.home().join(".claude/.sessiond/writer.key");
@@ -426,7 +431,7 @@ fn a_writer_without_an_identity_continues_after_a_crash() {
     backend.with(None, &[&key]);
     assert_restored(&backend, &home);
 
-    // Its key and its ledger are lost: it cannot know whose the session is, and nothing that it has is lost.
+    // Without its key and its ledger it cannot know the owner of the session, and no byte is lost.
     backend.with(Some(&key), &[]);
     std::fs::remove_dir_all(home.home().join(".claude/.sessiond")).unwrap();
     let mut daemon = backend.daemon(&home, &[]);
@@ -497,7 +502,7 @@ fn a_writer_without_an_identity_recognizes_its_entry_after_a_lost_reply() {
                 Some("main"),
                 "{fencing} {round}"
             );
-            // A late file event makes the log unflushed once more, for a moment.
+            // A late file event makes the log unflushed again for a moment.
             eventually("nothing lags", || status(&backend)["lag_bytes"] == 0);
             daemon.kill();
         }
@@ -526,7 +531,8 @@ fn keys_rotate_as_old_entries_are_merged() {
             "--identity",
         );
     }
-    // What stands for the old entries is written to the new recipients alone, and then nobody needs the old key.
+    // The merge of the old entries is encrypted only to the new recipients. Then the old key is no
+    // longer needed.
     let keyring = Keyring::load(&KeySettings {
         recipients: vec![new.recipient.clone()],
         identity_files: vec![old.file.clone(), new.file.clone()],
@@ -534,7 +540,7 @@ fn keys_rotate_as_old_entries_are_merged() {
     .unwrap();
     let store = Arc::new(EncryptedStore::new(
         Arc::new(FileStore::open(bucket(&backend)).unwrap()),
-        EncryptionPolicy::new(keyring),
+        EncryptionPolicy::new(keyring, PlaintextReads::Accept),
     ));
     let index = sessiond::index::sql::SqlIndex::open(&format!(
         "sqlite://{}",
@@ -570,7 +576,7 @@ fn keys_rotate_as_old_entries_are_merged() {
         "identity is not one of its recipients",
         "--identity",
     );
-    // The history is the old key's until it is collected.
+    // The history needs the old key until it is collected.
     backend.with(None, &[&new]);
     backend
         .run(&TempHome::new(), &["restore", "s1", "--at", "seq:2"])
@@ -593,7 +599,7 @@ fn a_plain_session_becomes_encrypted_and_never_plain_again() {
     let all = entries(&backend);
     assert!(all.len() > plain);
     for (at, entry) in all.iter().enumerate() {
-        assert_eq!(is_sealed(entry), at >= plain, "{}", entry.display());
+        assert_eq!(is_encrypted(entry), at >= plain, "{}", entry.display());
     }
     assert_pulled(&backend, &home);
     backend.with(None, &[]);
@@ -618,7 +624,7 @@ fn a_plain_session_becomes_encrypted_and_never_plain_again() {
         before,
         "nothing was written in plain"
     );
-    // With the key it catches up.
+    // With the key, the daemon catches up.
     backend.with(None, &[&key]);
     stream(&backend, &home, &conversation(4));
     assert_restored(&backend, &home);
@@ -629,8 +635,8 @@ fn a_plain_session_becomes_encrypted_and_never_plain_again() {
     );
 }
 
-/// A session that two keys open, both of them as recipients, and where it was written.
-fn written_for_two(backend: &mut Backend) -> (Key, Key, Key, TempHome) {
+/// A session that is encrypted to two recipients, and its home.
+fn session_with_two_recipients(backend: &mut Backend) -> (Key, Key, Key, TempHome) {
     let (user, ops) = (keygen(backend, "user.txt"), keygen(backend, "ops.txt"));
     let both = Key {
         file: user.file.clone(),
@@ -645,7 +651,7 @@ fn written_for_two(backend: &mut Backend) -> (Key, Key, Key, TempHome) {
 #[test]
 fn gc_with_some_of_the_keys_never_makes_a_session_unreadable_to_others() {
     let mut backend = Backend::file();
-    let (user, ops, both, home) = written_for_two(&mut backend);
+    let (user, ops, both, home) = session_with_two_recipients(&mut backend);
     let before = entries(&backend);
     backend.with(None, &[&ops]);
     let elsewhere = TempHome::new();
@@ -655,7 +661,7 @@ fn gc_with_some_of_the_keys_never_makes_a_session_unreadable_to_others() {
         "--encrypt-to",
     );
     assert_eq!(entries(&backend), before);
-    // Who names everybody may.
+    // With all recipients, `gc` may compact the session.
     for all in [None, Some(&both)] {
         if all.is_some() {
             backend.with(all, &[&ops]);
@@ -677,7 +683,7 @@ fn gc_with_some_of_the_keys_never_makes_a_session_unreadable_to_others() {
 #[test]
 fn a_snapshot_encrypted_to_others_is_bypassed_while_its_entries_exist() {
     let mut backend = Backend::file();
-    let (user, ops, _, home) = written_for_two(&mut backend);
+    let (user, ops, _, home) = session_with_two_recipients(&mut backend);
     backend.with(Some(&ops), &[&ops]);
     backend
         .run(&TempHome::new(), &["gc", "--history", "0s"])
@@ -722,7 +728,7 @@ fn reindex_without_the_key_keeps_the_rows_of_an_encrypted_session() {
     let home = TempHome::new();
     backend.with(None, &[&key]);
     stream(&backend, &home, &conversation(1));
-    // The daemon may have died before the index was told.
+    // The daemon may have been killed before it updated the index.
     backend.run(&home, &["reindex"]).ok();
     backend.with(None, &[]);
     let known = backend.run(&home, &["ls", "--json"]).ok().json();
@@ -850,10 +856,11 @@ fn contradicting_encryption_settings_are_rejected_and_doctor_reports_them() {
         .run(&home, &["ls"])
         .fails(2, "--encrypt-to value \"\": it is empty", "unset");
     let doctor = |backend: &Backend| {
-        let said = backend.run(&home, &["doctor"]).out();
-        said.lines()
+        let output = backend.run(&home, &["doctor"]).out();
+        output
+            .lines()
             .find(|line| line.contains(" encryption "))
-            .unwrap_or(&said)
+            .unwrap_or(&output)
             .to_owned()
     };
     backend.with(None, &[]);
@@ -881,7 +888,7 @@ fn contradicting_encryption_settings_are_rejected_and_doctor_reports_them() {
         "{}",
         doctor(&backend)
     );
-    // From the configuration file, with recipients in a file of their own.
+    // From the configuration file, with a separate file of recipients.
     backend.with(None, &[]);
     let people = home.path().join("people.txt");
     std::fs::write(

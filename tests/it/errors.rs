@@ -1,7 +1,8 @@
-//! What people are told when something is wrong: every file in `tests/it/errors` is a session at a terminal, with each command
-//! as somebody would type it, what it said and its exit code. A change of a single word shows.
+//! Error messages: every file in `tests/it/errors` is a terminal session with commands, their
+//! output and their exit codes, so that every changed word is visible.
 //!
-//! Owns how such a file is run and compared, and that no hint is forgotten. The commands and what is said are in the files.
+//! Owns the runner and the comparison of the files, and the check that every hint is covered. The
+//! files own the commands and their output.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -18,24 +19,25 @@ use crate::support::slow;
 use crate::support::small_disk::{SmallDisk, in_own_mount_namespace};
 use crate::support::{TempHome, is_update};
 
-const HOW: &str = "if that is right: SESSIOND_TEST_UPDATE=1 cargo test --test it errors::, then read the difference";
+const UPDATE_HINT: &str = "if the change is intended: SESSIOND_TEST_UPDATE=1 cargo test --test it errors::, then read the difference";
 
 fn directory() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/errors")
 }
 
-/// A command, and what stands between it and the next one.
+/// A command, its output, and the text up to the next one.
 struct Step {
-    /// As it is run.
+    /// The command as it is run.
     command: String,
-    /// As it stands in the file.
+    /// The command as in the file.
     typed: Vec<String>,
-    said: Vec<String>,
-    /// What the file tells a reader before the next command.
+    output: Vec<String>,
+    /// The text before the next command.
     prose: Vec<String>,
 }
 
-/// What a file begins with, and its commands: indented lines with a `$`, and those with a `>` that go on.
+/// Parses a file into its introduction and its commands: indented lines with a `$`, and
+/// continuation lines with a `>`.
 fn read(text: &str) -> (Vec<String>, Vec<Step>) {
     let (mut title, mut steps): (Vec<String>, Vec<Step>) = (Vec::new(), Vec::new());
     for line in text.lines() {
@@ -43,17 +45,17 @@ fn read(text: &str) -> (Vec<String>, Vec<Step>) {
             steps.push(Step {
                 command: command.to_owned(),
                 typed: vec![line.to_owned()],
-                said: Vec::new(),
+                output: Vec::new(),
                 prose: Vec::new(),
             });
         } else if let Some(step) = steps.last_mut() {
             match line.strip_prefix("    > ") {
-                Some(more) if step.said.is_empty() => {
+                Some(more) if step.output.is_empty() => {
                     write!(step.command, "\n{more}").unwrap();
                     step.typed.push(line.to_owned());
                 }
                 _ if step.prose.is_empty() && (line.is_empty() || line.starts_with("    ")) => {
-                    step.said.push(line.to_owned())
+                    step.output.push(line.to_owned())
                 }
                 _ => step.prose.push(line.to_owned()),
             }
@@ -62,30 +64,30 @@ fn read(text: &str) -> (Vec<String>, Vec<Step>) {
         }
     }
     for step in &mut steps {
-        // An empty line behind what was said is not part of it.
+        // An empty line after the output is not part of it.
         let end = step
-            .said
+            .output
             .iter()
             .rposition(|line| !line.is_empty())
             .map_or(0, |last| last + 1);
-        let empty: Vec<String> = step.said.drain(end..).collect();
+        let empty: Vec<String> = step.output.drain(end..).collect();
         step.prose.splice(0..0, empty);
     }
     (title, steps)
 }
 
-/// Runs the commands one after the other in one shell; answers what each said, with its exit code.
+/// Runs the commands in one shell. Returns the output and the exit code of each.
 fn run(steps: &[Step], home: &TempHome, environment: &[(&str, String)]) -> Vec<Vec<String>> {
-    let said = home.path().join("said");
-    std::fs::create_dir(&said).unwrap();
-    // Tests run side by side, and the default port is one.
+    let outputs = home.path().join("outputs");
+    std::fs::create_dir(&outputs).unwrap();
+    // Tests run concurrently, and there is one default port.
     write(
         &home.home().join(".config/sessiond/config.toml"),
         "http = \"off\"\n",
     );
     let mut script = "set -o pipefail\ntrap 'kill -9 $(jobs -p) 2> /dev/null' EXIT\n".to_owned();
     for (at, step) in steps.iter().enumerate() {
-        let file = said.join(at.to_string());
+        let file = outputs.join(at.to_string());
         writeln!(
             script,
             "{{\n{}\n}} > {file} 2>&1 < /dev/null; echo $? > {file}.code",
@@ -96,7 +98,7 @@ fn run(steps: &[Step], home: &TempHome, environment: &[(&str, String)]) -> Vec<V
     }
     let mut bash = shell(&script, home);
     bash.env("FIXTURES", directory().with_file_name("../fixtures"));
-    // Nobody is asked outside of this machine.
+    // No request leaves this machine.
     bash.env("AWS_EC2_METADATA_DISABLED", "true")
         .envs(environment.iter().map(|(name, value)| (name, value)));
     let output = bash.output().unwrap();
@@ -105,8 +107,8 @@ fn run(steps: &[Step], home: &TempHome, environment: &[(&str, String)]) -> Vec<V
         "the shell says: {}",
         String::from_utf8_lossy(&output.stderr)
     );
-    let told = |at: usize| -> Vec<String> {
-        let file = said.join(at.to_string());
+    let read_output = |at: usize| -> Vec<String> {
+        let file = outputs.join(at.to_string());
         let code = std::fs::read_to_string(file.with_extension("code"))
             .unwrap_or_else(|_| panic!("never came to {}", steps[at].command));
         let text = String::from_utf8_lossy(&std::fs::read(&file).unwrap()).into_owned();
@@ -115,17 +117,17 @@ fn run(steps: &[Step], home: &TempHome, environment: &[(&str, String)]) -> Vec<V
         } else {
             format!("[exit code {}]", code.trim())
         };
-        plain(&text, home, environment)
+        normalize(&text, home, environment)
             .lines()
             .chain(code.lines())
             .map(|line| format!("    {line}").trim_end().to_owned())
             .collect()
     };
-    (0..steps.len()).map(told).collect()
+    (0..steps.len()).map(read_output).collect()
 }
 
-/// What differs from one run to the next is taken out: directories, servers, times, and names that are made up.
-fn plain(text: &str, home: &TempHome, environment: &[(&str, String)]) -> String {
+/// Replaces what differs between runs: directories, servers, times and random names.
+fn normalize(text: &str, home: &TempHome, environment: &[(&str, String)]) -> String {
     let mut text = text
         .replace(&home.home().display().to_string(), "/home/me")
         .replace(&home.path().display().to_string(), "");
@@ -146,20 +148,20 @@ fn plain(text: &str, home: &TempHome, environment: &[(&str, String)]) -> String 
     text
 }
 
-/// Runs a file and compares, or writes down what is said now.
+/// Runs a file and compares the output, or records it.
 #[track_caller]
 fn compare(name: &str, home: &TempHome, environment: &[(&str, String)]) {
     let path = directory().join(name).with_extension("md");
     let (title, steps) = read(&std::fs::read_to_string(&path).unwrap());
     let now = run(&steps, home, environment);
     if is_update() {
-        let said = steps
+        let output = steps
             .iter()
             .zip(&now)
-            .flat_map(|(step, said)| step.typed.iter().chain(said).chain(&step.prose));
+            .flat_map(|(step, output)| step.typed.iter().chain(output).chain(&step.prose));
         let text: String = title
             .iter()
-            .chain(said)
+            .chain(output)
             .map(|line| format!("{line}\n"))
             .collect();
         return std::fs::write(&path, text).unwrap();
@@ -168,10 +170,10 @@ fn compare(name: &str, home: &TempHome, environment: &[(&str, String)]) {
     for (step, now) in steps
         .iter()
         .zip(&now)
-        .filter(|(step, now)| step.said != **now)
+        .filter(|(step, now)| step.output != **now)
     {
         writeln!(wrong, "$ {}", step.command).unwrap();
-        step.said
+        step.output
             .iter()
             .for_each(|line| writeln!(wrong, "  -{line}").unwrap());
         now.iter()
@@ -179,11 +181,11 @@ fn compare(name: &str, home: &TempHome, environment: &[(&str, String)]) {
     }
     assert!(
         wrong.is_empty(),
-        "{name}.md: something else is said:\n{wrong}{HOW}"
+        "{name}.md: the output differs:\n{wrong}{UPDATE_HINT}"
     );
 }
 
-macro_rules! said_as_recorded {
+macro_rules! compare_recordings {
     ($($name:ident),+) => { $(
         #[test]
         fn $name() {
@@ -192,7 +194,7 @@ macro_rules! said_as_recorded {
     )+ };
 }
 
-said_as_recorded!(
+compare_recordings!(
     settings,
     options,
     finding,
@@ -247,7 +249,7 @@ fn servers() {
     compare("servers", &TempHome::new(), &environment);
 }
 
-/// The texts of hints in the source, with what they leave open: those that stand at the call, and the constants.
+/// The hints in the source: literals at the call, and constants.
 fn hints() -> BTreeSet<String> {
     let at_a_call = Regex::new(r#"\.hint\(\s*(?:format!\(\s*)?"((?:[^"\\]|\\[^n])*)""#).unwrap();
     let constant = Regex::new(r#"const [A-Z]+: &str =\s*"((?:[^"\\]|\\[^n])*)";"#).unwrap();
@@ -280,7 +282,7 @@ fn hints() -> BTreeSet<String> {
 }
 
 slow!(every_hint_is_covered_or_listed_with_a_reason);
-/// A new hint is shown by one of the files, or stands in `unseen.md` with what keeps it from being shown.
+/// A new hint must occur in one of the files, or in `unseen.md` with the reason.
 fn every_hint_is_covered_or_listed_with_a_reason() {
     let (mut seen, mut excused) = (String::new(), String::new());
     for (name, text) in files_below(&directory()) {

@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::clients::container::{assert_goes_on, transcript};
+use crate::clients::container::{assert_continues, transcript};
 use crate::clients::install::agents;
-use crate::clients::model::{Model, prompt, say};
+use crate::clients::model::{Model, prompt, text_reply};
 use crate::session_store::Server;
 use crate::support::backend::{Backend, Ran, Running, Signal, eventually, transcript as of_home};
 use crate::support::files::append;
@@ -21,8 +21,8 @@ fn example(path: &str) -> PathBuf {
         .join(path)
 }
 
-/// A command with the environment of one of sessiond's, which finds sessiond, and nothing else.
-fn beside(backend: &Backend, home: &TempHome, program: &Path) -> Command {
+/// A command with the environment of sessiond, which finds only sessiond.
+fn command_with_sessiond(backend: &Backend, home: &TempHome, program: &Path) -> Command {
     let sessionds = backend.command(home, &[]);
     let mut command = home.command(program);
     command.envs(
@@ -37,12 +37,12 @@ fn beside(backend: &Backend, home: &TempHome, program: &Path) -> Command {
         std::env::join_paths(std::iter::once(directory).chain(std::env::split_paths(&path)))
             .unwrap(),
     );
-    // Several run at once on this machine.
+    // Several run concurrently on this machine.
     command.env("SESSIOND_HTTP", "off").stdin(Stdio::null());
     command
 }
 
-/// An agent that says how many lines there are, adds one, waits for SIGTERM, and then writes once more.
+/// An agent that prints the number of lines, appends one, waits for SIGTERM, and then writes again.
 const AGENT: &str = "d=$HOME/.claude/projects/-work-app; mkdir -p $d; t=$d/$0.jsonl; touch $t; wc -l < $t\n\
     trap 'sleep 0.2; echo \"{\\\"last\\\":1}\" >> $t; exit 7' TERM\n\
     echo '{\"first\":1}' >> $t; touch $HOME/up; while :; do sleep 0.05; done";
@@ -52,9 +52,9 @@ fn the_entrypoint_and_sidecar_examples_restore_and_flush_the_last_line(backend: 
     for script in ["entrypoint.sh", "sidecar.sh"] {
         let session = format!("{}-{script}", backend.name.replace('+', "-")).replace('.', "-");
         for life in 0..2 {
-            // A new disk each time.
+            // A new disk for each run.
             let home = TempHome::new();
-            let mut command = beside(&backend, &home, &example(script));
+            let mut command = command_with_sessiond(&backend, &home, &example(script));
             let out = std::fs::File::create(home.path().join("out")).unwrap();
             let err = std::fs::File::create(home.path().join("err")).unwrap();
             let said = |name: &str| std::fs::read_to_string(home.path().join(name)).unwrap();
@@ -95,19 +95,23 @@ fn the_entrypoint_and_sidecar_examples_restore_and_flush_the_last_line(backend: 
 fn the_sidecar_example_reports_why_it_did_not_start() {
     let (mut backend, home) = (Backend::file(), TempHome::new());
     backend.set("SESSIOND_STORE", "nonsense://");
-    let ran = Ran(beside(&backend, &home, &example("sidecar.sh"))
-        .args([SESSION, "true"])
-        .output()
-        .unwrap());
+    let ran = Ran(
+        command_with_sessiond(&backend, &home, &example("sidecar.sh"))
+            .args([SESSION, "true"])
+            .output()
+            .unwrap(),
+    );
     ran.fails(2, "nonsense", "");
-    // The restore went well, the daemon does not start: somebody else has the directory.
+    // The restore succeeds, and the daemon does not start: another process has the directory.
     let backend = Backend::file();
     append(&of_home(&home, "other"), "{}\n");
     let _other = backend.daemon(&home, &[]);
-    let ran = Ran(beside(&backend, &home, &example("sidecar.sh"))
-        .args([SESSION, "touch", "launched"])
-        .output()
-        .unwrap());
+    let ran = Ran(
+        command_with_sessiond(&backend, &home, &example("sidecar.sh"))
+            .args([SESSION, "touch", "launched"])
+            .output()
+            .unwrap(),
+    );
     assert!(
         ran.code() != 0 && ran.err().contains("is running for"),
         "{}",
@@ -118,7 +122,7 @@ fn the_sidecar_example_reports_why_it_did_not_start() {
 
 needs_tools!(the_library_can_be_embedded);
 fn the_library_can_be_embedded() {
-    // Where all tests are run, cargo has built it with them.
+    // If all tests run, cargo has built it with them.
     let mut build = Command::new(env!("CARGO"));
     run(build
         .args(["build", "--locked", "--offline", "--example", "embed"])
@@ -144,7 +148,7 @@ fn the_library_can_be_embedded() {
     );
 }
 
-/// A program on an SDK: how it is called, and what it needs in its environment.
+/// A program that uses an SDK: its command and its environment.
 struct Program {
     name: &'static str,
     command: Vec<PathBuf>,
@@ -153,7 +157,8 @@ struct Program {
 }
 
 impl Program {
-    /// The example in Python. Its SDK is given the client of the other one: the wheel that has one in it is half a gigabyte.
+    /// The example in Python. Its SDK uses the client of the TypeScript SDK: the wheel with a
+    /// client is half a gigabyte.
     fn python() -> Option<Program> {
         let sdk = or_skip(fetch::python_agent_sdk())?;
         let path = std::env::join_paths([sdk, example("session-store-py")]).unwrap();
@@ -205,7 +210,7 @@ impl Program {
             run(compile.arg(tools.join("@types")).arg(source))
         };
         compile("sdk-ts/ask.ts").unwrap();
-        // It does look at types.
+        // The type check detects an error.
         let broken = std::fs::read_to_string(place.home().join("sdk-ts/ask.ts"))
             .unwrap()
             .replace("\"eager\"", "\"egar\"");
@@ -220,7 +225,7 @@ impl Program {
         })
     }
 
-    /// Its environment beside a client that talks to the model.
+    /// Its environment, with a client that uses the model.
     fn prepare(&self, command: &mut Command, home: &TempHome, cwd: &Path, model: &Model) {
         use crate::clients::client::Client;
         Client::ClaudeNew.environment(command, &home.path().join("tmp"), &model.url());
@@ -252,7 +257,7 @@ fn programs() -> Vec<Program> {
         .collect()
 }
 
-/// The id that the program printed.
+/// The ID that the program printed.
 #[track_caller]
 fn session_of(ran: &Ran) -> String {
     let out = ran.out();
@@ -263,13 +268,13 @@ fn session_of(ran: &Ran) -> String {
 }
 
 needs_tools!(an_sdk_program_resumes_in_a_new_home_with_a_sidecar);
-/// Two homes, one after the other: the second request holds what was said in the first.
+/// Two homes in sequence: the second request contains the messages of the first.
 fn an_sdk_program_resumes_in_a_new_home_with_a_sidecar() {
     for program in programs() {
         for backend in Backend::all() {
             let (model, directory) = (Model::start(), TempHome::new());
             let ask = |home: &TempHome, session: Option<&str>, words: &str| {
-                let mut command = beside(&backend, home, &sessiond());
+                let mut command = command_with_sessiond(&backend, home, &sessiond());
                 let named = session.map(|id| ["--session", id]);
                 command
                     .arg("run")
@@ -285,7 +290,7 @@ fn an_sdk_program_resumes_in_a_new_home_with_a_sidecar() {
             let ran = ask(
                 &one,
                 None,
-                &prompt("first", &[vec![say("first turn done")]]),
+                &prompt("first", &[vec![text_reply("first turn done")]]),
             );
             assert!(
                 ran.out().contains("first turn done"),
@@ -297,7 +302,7 @@ fn an_sdk_program_resumes_in_a_new_home_with_a_sidecar() {
             let ran = ask(
                 &two,
                 Some(&session),
-                &prompt("second", &[vec![say("second turn done")]]),
+                &prompt("second", &[vec![text_reply("second turn done")]]),
             );
             assert!(
                 ran.out().contains("second turn done") && session_of(&ran) == session,
@@ -305,9 +310,9 @@ fn an_sdk_program_resumes_in_a_new_home_with_a_sidecar() {
                 program.name,
                 ran.out()
             );
-            assert_goes_on(
-                &model.asked("first PLAN"),
-                &model.asked("second PLAN"),
+            assert_continues(
+                &model.wait_for_request("first PLAN"),
+                &model.wait_for_request("second PLAN"),
                 &["first turn done", "second PLAN"],
             );
             let before = std::fs::read(transcript(&one.home(), &session)).unwrap();
@@ -323,7 +328,8 @@ fn an_sdk_program_resumes_in_a_new_home_with_a_sidecar() {
 }
 
 needs_tools!(an_sdk_program_resumes_in_a_new_home_with_the_session_store);
-/// The same, where sessiond is the SDK's session store: servers and homes are new each time, and nothing but the bucket stays.
+/// The same with sessiond as the SDK's session store: servers and homes are new each time, and only
+/// the bucket stays.
 fn an_sdk_program_resumes_in_a_new_home_with_the_session_store() {
     for program in programs() {
         for backend in Backend::all() {
@@ -336,7 +342,10 @@ fn an_sdk_program_resumes_in_a_new_home_with_the_session_store() {
                 let mut command = home.command(&program.command[0]);
                 command
                     .args(&program.command[1..])
-                    .arg(prompt(turn, &[vec![say(&format!("{turn} turn done"))]]))
+                    .arg(prompt(
+                        turn,
+                        &[vec![text_reply(&format!("{turn} turn done"))]],
+                    ))
                     .args(session.as_deref());
                 program.prepare(&mut command, &home, &directory.home(), &model);
                 command
@@ -357,15 +366,15 @@ fn an_sdk_program_resumes_in_a_new_home_with_the_session_store() {
                     ran.out()
                 );
                 session = Some(session_of(&ran));
-                let asked = model.asked(&format!("{turn} PLAN"));
+                let wait_for_request = model.wait_for_request(&format!("{turn} PLAN"));
                 if let Some(earlier) = told.last() {
-                    assert_goes_on(earlier, &asked, &[&format!("{turn} PLAN")]);
+                    assert_continues(earlier, &wait_for_request, &[&format!("{turn} PLAN")]);
                 }
-                told.push(asked);
+                told.push(wait_for_request);
                 server.process.signal(Signal::TERM);
                 assert_eq!(server.process.code(), Some(0));
             }
-            // It is a session as any other.
+            // It is a session like any other.
             let session = session.unwrap();
             let home = TempHome::new();
             let shown = backend.run(&home, &["show", &session]).ok().out();

@@ -19,10 +19,10 @@ use crate::support::world::World;
 
 const LINE: &str = "{\"type\":\"user\",\"cwd\":\"/work/app\",\"message\":{\"content\":\"hi\"}}\n";
 
-/// A session of every kind of file, with modes and times of their own, and a line that the agent had not finished.
+/// A session with every kind of file, with distinct modes and times, and a partial line.
 fn stream(backend: &Backend, home: &TempHome) {
     let root = home.home().join(".claude");
-    let mut daemon = backend.daemon(home, &["--label", "team=infra", "--request-id", "r1"]);
+    let mut daemon = backend.daemon(home, &["--label", "team=infra", "--request", "r1"]);
     append(&transcript(home, "s1"), LINE.repeat(50));
     append(
         &root.join("projects/-work-app/s1/subagents/agent-1.jsonl"),
@@ -120,7 +120,7 @@ fn a_session_moves_between_stores_and_is_byte_equal(mut backend: Backend) {
     );
     std::fs::write(home.home().join("s1.txt"), text).unwrap();
 
-    // Into a directory from whatever it was, as it is and as text.
+    // Into a directory, from a file and from text.
     for name in ["s1.tar.gz", "s1.txt"] {
         let other = Backend::file();
         let there = TempHome::new();
@@ -155,7 +155,8 @@ fn a_session_moves_between_stores_and_is_byte_equal(mut backend: Backend) {
             (&"infra".into(), &"r1".into(), &"/work/app".into())
         );
 
-        // The same again is nothing to do; another under the same id is refused; the agent can go on.
+        // A repeated import does nothing, another archive with the same ID is rejected, and the
+        // agent can continue.
         assert!(
             other
                 .run(&there, &["import", archive])
@@ -204,7 +205,7 @@ fn a_session_moves_between_stores_and_is_byte_equal(mut backend: Backend) {
             "undelete s2",
         );
     }
-    // An earlier point, through a pipe, back into the same store under another id.
+    // An earlier point, through a pipe, back into the same store with another ID.
     let earlier = backend.run(&home, &["export", "s1", "--at", "seq:2"]).ok();
     let mut command = backend.command(&home, &["import", "-", "--id", "s3"]);
     let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
@@ -215,7 +216,7 @@ fn a_session_moves_between_stores_and_is_byte_equal(mut backend: Backend) {
         .write_all(&earlier.0.stdout)
         .unwrap();
     assert!(child.wait().unwrap().success());
-    // Where the database fences, too.
+    // Also with a database fence.
     backend.set("SESSIOND_FENCING", "database");
     backend.run(&home, &["import", "s1.txt", "--id", "s4"]).ok();
     backend.run(&home, &["verify", "s4", "--deep"]).ok();
@@ -284,7 +285,7 @@ fn an_invalid_archive_is_rejected_and_nothing_is_written() {
         .fails(2, "write missing/x", "create the directory first");
 }
 
-/// What a store does in the middle of an import: the same again goes on behind it.
+/// The store fails during an import; a repeated import continues.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_interrupted_import_continues() {
     let world = World::new();
@@ -366,7 +367,7 @@ fn restore_from_env_never_overwrites_differing_files(backend: Backend) {
     let home = TempHome::new();
     stream(&backend, &home);
     let blob = backend.run(&home, &["export", "s1", "--base64"]).ok().out();
-    // Too long for one variable of a process: a smaller one is what fits there.
+    // Too long for an environment variable; use a smaller session.
     assert!(blob.len() < 128 << 10, "{}", blob.len());
     let from_env = |there: &TempHome, id: &str, blob: &str, arguments: &[&str]| {
         let mut command = backend.command(there, &[&["restore", "--from-env"], arguments].concat());
@@ -377,10 +378,10 @@ fn restore_from_env_never_overwrites_differing_files(backend: Backend) {
         crate::support::backend::Ran(command.output().unwrap())
     };
     let there = TempHome::new();
-    let said = from_env(&there, "s1", &blob, &[]).ok().out();
+    let output = from_env(&there, "s1", &blob, &[]).ok().out();
     assert!(
-        said.contains("resume with session ID s1") && said.contains("partial line"),
-        "{said}"
+        output.contains("resume with session ID s1") && output.contains("partial line"),
+        "{output}"
     );
     let (root, copy) = (home.home().join(".claude"), there.home().join(".claude"));
     let (mut sent, got) = (files_below(&root), files_below(&copy));
@@ -403,7 +404,7 @@ fn restore_from_env_never_overwrites_differing_files(backend: Backend) {
     );
     from_env(&there, "s1", &blob, &["--force"]).ok();
 
-    // One gzipped transcript goes where an agent looks that runs in this directory.
+    // A gzipped transcript is restored into the project of the current directory.
     let gzipped = std::process::Command::new("sh")
         .args([
             "-c",
@@ -421,7 +422,7 @@ fn restore_from_env_never_overwrites_differing_files(backend: Backend) {
         profile.project_name(&here)
     ));
     assert_eq!(std::fs::read_to_string(&path).unwrap(), LINE, "whole lines");
-    // What streams next is a session like any other.
+    // From then on it is a session like any other.
     let mut daemon = backend.daemon(&there, &[]);
     append(&path, LINE);
     backend.run(&there, &["flush", "--wait"]).ok();

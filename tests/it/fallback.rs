@@ -12,17 +12,17 @@ use crate::support::on_each_backend;
 
 /// A turn with four tools.
 const TOOLS: &str = "40cdc2a7-b2f1-451b-8582-b24141aacee2";
-/// Entries that carry it: a claim comes before them.
-const PIECES: usize = 6;
+/// Number of entries with its lines. A claim precedes them.
+const ENTRIES: usize = 6;
 
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
 }
 
-/// A backend that holds the session, in pieces.
+/// A backend with the session in several entries.
 fn stored() -> Backend {
     let backend = stored_in(Backend::file());
-    assert!(entry(&backend, PIECES + 1).exists() && !entry(&backend, PIECES + 2).exists());
+    assert!(entry(&backend, ENTRIES + 1).exists() && !entry(&backend, ENTRIES + 2).exists());
     backend
 }
 
@@ -31,7 +31,7 @@ fn stored_in(backend: Backend) -> Backend {
     let path = format!("projects/-work-work/{TOOLS}.jsonl");
     let text = std::fs::read_to_string(fixtures().join("claude/tools").join(&path)).unwrap();
     let lines: Vec<&str> = text.split_inclusive('\n').collect();
-    for piece in lines.chunks(lines.len().div_ceil(PIECES)) {
+    for piece in lines.chunks(lines.len().div_ceil(ENTRIES)) {
         append(&home.home().join(".claude").join(&path), piece.concat());
         backend.run(&home, &["run", "--", "true"]).ok();
     }
@@ -44,7 +44,7 @@ fn entry(backend: &Backend, seq: usize) -> PathBuf {
     ))
 }
 
-fn spoil(backend: &Backend, seq: usize) {
+fn damage(backend: &Backend, seq: usize) {
     let mut bytes = std::fs::read(entry(backend, seq)).unwrap();
     let middle = bytes.len() / 2;
     bytes[middle] ^= 0x55;
@@ -55,14 +55,14 @@ fn restore(backend: &Backend, home: &TempHome, arguments: &[&str]) -> Ran {
     backend.run(home, &[&["restore", TOOLS], arguments].concat())
 }
 
-/// The text, of which stdout named the file and nothing else.
+/// The text of the file that stdout names. Stdout contains nothing else.
 #[track_caller]
-fn told(ran: &Ran) -> String {
+fn history_file(ran: &Ran) -> String {
     assert_eq!(ran.code(), 10, "{}\n{}", ran.out(), ran.err());
     std::fs::read_to_string(ran.out().trim_end()).unwrap()
 }
 
-fn untouched(home: &TempHome) -> bool {
+fn is_unchanged(home: &TempHome) -> bool {
     !home.home().join(".claude/projects").exists()
 }
 
@@ -74,7 +74,7 @@ fn history_text_of_real_transcripts_matches_the_recording() {
         &home,
         &["--max-agent-version", "2.1.9", "--fallback", "history"],
     );
-    let text = told(&ran);
+    let text = history_file(&ran);
     let recording = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/fallback.md");
     if crate::support::is_update() {
         std::fs::write(&recording, &text).unwrap();
@@ -98,8 +98,8 @@ fn history_text_of_real_transcripts_matches_the_recording() {
 #[test]
 fn the_fallback_reads_a_damaged_log_as_far_as_possible_and_claims_nothing() {
     let backend = stored();
-    // In it are the first call of a tool and what came of it.
-    spoil(&backend, 4);
+    // It contains the first tool call and its result.
+    damage(&backend, 4);
     let home = TempHome::new();
     restore(&backend, &home, &[]).fails(6, "000000000004.gz", "--salvage");
     let ran = restore(&backend, &home, &["--fallback", "history"]);
@@ -108,7 +108,7 @@ fn the_fallback_reads_a_damaged_log_as_far_as_possible_and_claims_nothing() {
         "{}",
         ran.err()
     );
-    let text = told(&ran);
+    let text = history_file(&ran);
     assert!(
         text.contains("its stored log is damaged. It ran in /work/work."),
         "{text}"
@@ -126,7 +126,7 @@ fn the_fallback_reads_a_damaged_log_as_far_as_possible_and_claims_nothing() {
         "{text}"
     );
     assert!(
-        untouched(&home) && !entry(&backend, PIECES + 2).exists(),
+        is_unchanged(&home) && !entry(&backend, ENTRIES + 2).exists(),
         "something was restored or claimed"
     );
 
@@ -156,7 +156,7 @@ fn the_fallback_reads_a_damaged_log_as_far_as_possible_and_claims_nothing() {
     );
     assert_eq!(
         (row["undamaged_to"].as_u64(), row["head"].as_u64()),
-        (Some(3), Some(PIECES as u64 + 1))
+        (Some(3), Some(ENTRIES as u64 + 1))
     );
     assert!(
         row["reason"].as_str().unwrap().contains("000000000004.gz")
@@ -171,7 +171,7 @@ fn the_fallback_reads_a_damaged_log_as_far_as_possible_and_claims_nothing() {
     assert_eq!(text.matches("\n## ").count(), 2, "{text}");
     assert!(text.contains("the last 2 of "), "{text}");
 
-    // Only said, not done.
+    // A dry run reports it and writes nothing.
     let dry = TempHome::new();
     let ran = restore(
         &backend,
@@ -183,17 +183,17 @@ fn the_fallback_reads_a_damaged_log_as_far_as_possible_and_claims_nothing() {
         (10, Some(true))
     );
     assert!(
-        untouched(&dry)
+        is_unchanged(&dry)
             && !dry
                 .home()
                 .join(format!(".claude/.sessiond/history-{TOOLS}.md"))
                 .exists()
     );
 
-    // What salvage can bring back comes back as files.
+    // Files that `--salvage` can restore are restored as files.
     let ran = restore(&backend, &home, &["--salvage", "--fallback", "history"]).ok();
     assert!(
-        ran.out().contains("at entry 3") && !untouched(&home),
+        ran.out().contains("at entry 3") && !is_unchanged(&home),
         "{}",
         ran.out()
     );
@@ -203,9 +203,9 @@ fn the_fallback_reads_a_damaged_log_as_far_as_possible_and_claims_nothing() {
 fn the_fallback_reads_every_entry_by_itself_after_early_damage() {
     let backend = stored();
     std::fs::remove_file(entry(&backend, 1)).unwrap();
-    spoil(&backend, 2);
+    damage(&backend, 2);
     let home = TempHome::new();
-    let text = told(&restore(
+    let text = history_file(&restore(
         &backend,
         &home,
         &["--salvage", "--fallback", "history"],
@@ -214,10 +214,10 @@ fn the_fallback_reads_every_entry_by_itself_after_early_damage() {
         !text.contains("Do it SCRIPT:tools") && text.contains("All done: a.txt has 2 lines."),
         "{text}"
     );
-    assert!(untouched(&home));
+    assert!(is_unchanged(&home));
     // The end is damaged too.
-    spoil(&backend, PIECES + 1);
-    let text = told(&restore(
+    damage(&backend, ENTRIES + 1);
+    let text = history_file(&restore(
         &backend,
         &home,
         &["--salvage", "--fallback", "history"],
@@ -226,8 +226,8 @@ fn the_fallback_reads_every_entry_by_itself_after_early_damage() {
         !text.contains("All done") && text.contains("The messages after this point are missing"),
         "{text}"
     );
-    // Nothing is left to tell.
-    (3..=PIECES).for_each(|seq| spoil(&backend, seq));
+    // No message is readable.
+    (3..=ENTRIES).for_each(|seq| damage(&backend, seq));
     let other = TempHome::new();
     restore(&backend, &other, &["--salvage", "--fallback", "history"]).fails(
         6,
@@ -242,6 +242,29 @@ fn the_fallback_reads_every_entry_by_itself_after_early_damage() {
     );
 }
 
+#[test]
+fn an_undamaged_part_without_a_transcript_is_not_restored_and_not_claimed() {
+    let backend = stored();
+    // The claim before it is undamaged, but holds no file.
+    damage(&backend, 2);
+    let home = TempHome::new();
+    restore(&backend, &home, &["--salvage"]).fails(6, "000000000002.gz", "--fallback history");
+    let text = history_file(&restore(
+        &backend,
+        &home,
+        &["--salvage", "--fallback", "history"],
+    ));
+    assert!(text.contains("All done: a.txt has 2 lines."), "{text}");
+    assert!(
+        is_unchanged(&home) && !entry(&backend, ENTRIES + 2).exists(),
+        "something was restored or claimed"
+    );
+    // The damage is still reported afterwards.
+    restore(&backend, &TempHome::new(), &[]).fails(6, "000000000002.gz", "--fallback history");
+    let verified = backend.run(&home, &["verify", TOOLS]);
+    verified.fails(6, "damaged", "--fallback history");
+}
+
 on_each_backend!(a_session_of_a_newer_agent_is_rejected_or_written_as_history);
 fn a_session_of_a_newer_agent_is_rejected_or_written_as_history(backend: Backend) {
     let backend = stored_in(backend);
@@ -249,13 +272,13 @@ fn a_session_of_a_newer_agent_is_rejected_or_written_as_history(backend: Backend
     let limit = |version: &str| restore(&backend, &home, &["--max-agent-version", version]);
     limit("2.1.324").fails(7, "which is newer than 2.1.324", "--fallback history");
     limit("2").fails(7, "2.1.325", "");
-    assert!(untouched(&home));
+    assert!(is_unchanged(&home));
     limit("yesterday").fails(2, "invalid --max-agent-version value", "2.1.325");
     limit("2.1.325").ok();
     limit("2.10").ok();
-    assert!(!untouched(&home));
+    assert!(!is_unchanged(&home));
 
-    // Asked of the agent that is installed.
+    // The version of the installed agent.
     let bin = home.path().join("bin");
     write(
         &bin.join("claude"),
@@ -279,7 +302,10 @@ fn a_session_of_a_newer_agent_is_rejected_or_written_as_history(backend: Backend
         (ran, other)
     };
     let (ran, other) = auto(&bin);
-    assert!(told(&ran).contains("a newer version of the agent wrote it") && untouched(&other));
+    assert!(
+        history_file(&ran).contains("a newer version of the agent wrote it")
+            && is_unchanged(&other)
+    );
     write(
         &bin.join("claude"),
         b"#!/bin/sh\necho '3.0.0 (Claude Code)'\n",
@@ -300,7 +326,7 @@ fn a_session_of_a_newer_agent_is_rejected_or_written_as_history(backend: Backend
 fn history_text_covers_a_forks_origin_and_stops_at_the_point() {
     let backend = stored();
     let at = |point: &str| {
-        told(&restore(
+        history_file(&restore(
             &backend,
             &TempHome::new(),
             &[
@@ -324,7 +350,7 @@ fn history_text_covers_a_forks_origin_and_stops_at_the_point() {
     let fork = forked["session"]
         .as_str()
         .unwrap_or_else(|| panic!("{forked}"));
-    let text = told(&backend.run(
+    let text = history_file(&backend.run(
         &home,
         &[
             "restore",
@@ -341,7 +367,7 @@ fn history_text_covers_a_forks_origin_and_stops_at_the_point() {
             && text.ends_with("All done: a.txt has 2 lines.\n"),
         "{text}"
     );
-    // Where the session it was forked from is damaged, what it said itself is told.
+    // If the origin of a fork is damaged, the fork's own messages are still written.
     backend.run(&home, &["restore", fork]).ok();
     append(
         &home
@@ -350,9 +376,9 @@ fn history_text_covers_a_forks_origin_and_stops_at_the_point() {
         "{\"type\":\"user\",\"message\":{\"content\":\"and now?\"}}\n",
     );
     backend.run(&home, &["run", "--", "true"]).ok();
-    spoil(&backend, 4);
+    damage(&backend, 4);
     let other = TempHome::new();
-    let text = told(&backend.run(
+    let text = history_file(&backend.run(
         &other,
         &["restore", fork, "--salvage", "--fallback", "history"],
     ));
@@ -388,8 +414,8 @@ fn other_failures_do_not_trigger_the_fallback() {
             ],
         )
         .fails(2, "--all", "");
-    // Each of the broken stores: restored, gone, or damaged with nothing in it that anybody said.
-    for item in std::fs::read_dir(fixtures().join("broken")).unwrap() {
+    // Each of the damaged stores: restored, not found, or damaged without a readable message.
+    for item in std::fs::read_dir(fixtures().join("damaged")).unwrap() {
         let (directory, backend, home) = (item.unwrap().path(), Backend::file(), TempHome::new());
         for (key, bytes) in files_below(&directory)
             .into_iter()

@@ -32,8 +32,8 @@ fn line(text: &str) -> String {
 }
 
 /// A writer that has written `lines`.
-async fn began(place: &Storage, lines: &[&str]) -> Writer {
-    let mut writer = Writer::new(place);
+async fn writer_with_lines(storage: &Storage, lines: &[&str]) -> Writer {
+    let mut writer = Writer::new(storage);
     for text in lines {
         writer.append(TRANSCRIPT, &line(text));
         writer.flush().await.unwrap();
@@ -41,9 +41,9 @@ async fn began(place: &Storage, lines: &[&str]) -> Writer {
     writer
 }
 
-/// Bytes in all entries of the log, before compression.
-async fn shipped(place: &Storage) -> u64 {
-    place
+/// Raw bytes of all entries of the log.
+async fn raw_bytes(storage: &Storage) -> u64 {
+    storage
         .entries(SESSION)
         .await
         .iter()
@@ -61,7 +61,7 @@ async fn the_store_is_probed_once_and_the_result_is_correct() {
                 .await
                 .unwrap(),
         );
-        let place = Storage {
+        let storage = Storage {
             store,
             index_is_shared: true,
             ..Storage::files()
@@ -74,15 +74,15 @@ async fn the_store_is_probed_once_and_the_result_is_correct() {
                 .count()
         };
         for _start in 0..2 {
-            let logs = place.logs();
+            let logs = storage.logs();
             let fence = logs.fence.choose(&*logs.store, &logs.rng).await.unwrap();
             assert_eq!(fence.as_str(), if lax { "database" } else { "store" });
         }
         assert_eq!(races(), 9, "eight racers and a late one, once");
-        // A store that cannot fence, and nobody else who could.
+        // Neither the store nor a database can fence.
         let alone = Storage {
             index_is_shared: false,
-            ..place
+            ..storage
         };
         let logs = alone.logs();
         let chosen = logs.fence.choose(&*logs.store, &logs.rng).await;
@@ -147,14 +147,14 @@ fn a_store_that_cannot_fence_is_rejected_before_streaming() {
     );
 }
 
-/// Two writers, any order of appends, flushes, restarts and take-overs.
-async fn any_order(place: &Storage, seed: u64) {
-    let what = format!("{}, seed {seed}", place.name);
+/// Runs two writers in a random order of appends, flushes, restarts and takeovers.
+async fn run_random_operations(storage: &Storage, seed: u64) {
+    let what = format!("{}, seed {seed}", storage.name);
     let session = format!("r{seed}");
     let transcript = format!("projects/-w/{session}.jsonl");
     let task = format!("tasks/{session}/1.json");
     let mut dice = TestRng::new(seed);
-    let mut writers = [Writer::new(place), Writer::new(place)];
+    let mut writers = [Writer::new(storage), Writer::new(storage)];
     writers[0].append(&transcript, &line("begin"));
     writers[0].flush().await.unwrap();
     if dice.below(2) == 0 {
@@ -173,7 +173,7 @@ async fn any_order(place: &Storage, seed: u64) {
             7 => writer.restart(),
             _ => match writer.take_over(&session).await {
                 Ok(_) => {}
-                // What is only here is never overwritten.
+                // Bytes that exist only locally are never overwritten.
                 Err(error) => assert_eq!(error.kind(), ErrorKind::Conflict, "{what}: {error}"),
             },
         }
@@ -184,32 +184,32 @@ async fn any_order(place: &Storage, seed: u64) {
     for writer in &writers {
         writer.update_index().await;
     }
-    let entries = place.entries(&session).await;
+    let entries = storage.entries(&session).await;
     let linked: BTreeSet<u64> = entries
         .iter()
         .map(|entry| entry.header.predecessor())
         .collect();
-    // Where the database fences, a number that nobody follows does not count.
+    // With a database fence, a seq without a successor does not count.
     let last = entries.last().unwrap().header.seq;
     let log: Vec<_> = entries
         .into_iter()
         .filter(|entry| entry.header.seq == last || linked.contains(&entry.header.seq))
         .collect();
     assert_not_interleaved(&log, &what);
-    let main = place.files_of(&session).await;
+    let main = storage.files_of(&session).await;
     let mut grounds = Vec::new();
     for writer in &writers {
         let Some(ledger) = writer.ledger(&session) else {
             assert!(
                 writer.files().is_empty(),
-                "{what}: nothing is shipped without a ledger"
+                "{what}: nothing is uploaded without a ledger"
             );
             continue;
         };
         let target = writer.write_target(&session);
         match target.as_str() {
             "branch" => {
-                let branch = place
+                let branch = storage
                     .files_of_branch(&session, &ledger.log_writer.writer)
                     .await;
                 for (path, bytes) in writer.files() {
@@ -219,9 +219,9 @@ async fn any_order(place: &Storage, seed: u64) {
                         "{what}: {path} of the loser"
                     );
                 }
-                let row = place
+                let row = storage
                     .index
-                    .session(&place.id(&session))
+                    .session(&storage.id(&session))
                     .await
                     .unwrap()
                     .unwrap();
@@ -239,9 +239,10 @@ async fn any_order(place: &Storage, seed: u64) {
                     );
                 }
             }
-            // It lost and has nothing new to write, so it does not know yet: all that it has is in the log.
+            // It was fenced but has nothing new to write, so it has not detected that. All its
+            // bytes are in the log.
             _ => {
-                let seen = place
+                let seen = storage
                     .files_at(&session, LogPoint::Seq(ledger.log_writer.seq.max(1)), None)
                     .await
                     .unwrap();
@@ -267,72 +268,78 @@ async fn any_order(place: &Storage, seed: u64) {
 }
 
 on_each_storage!(slow: two_writers_never_interleave_and_lose_nothing);
-async fn two_writers_never_interleave_and_lose_nothing(place: Storage) {
+async fn two_writers_never_interleave_and_lose_nothing(storage: Storage) {
     futures_util::stream::iter(0..30)
-        .for_each_concurrent(6, |seed| any_order(&place, seed))
+        .for_each_concurrent(6, |seed| run_random_operations(&storage, seed))
         .await;
-    let before = place.rows().await;
-    place.reindex().await;
+    let before = storage.rows().await;
+    storage.reindex().await;
     assert_same_rows(
         &before,
-        &place.rows().await,
-        &format!("{}: reindex gives other rows", place.name),
+        &storage.rows().await,
+        &format!("{}: reindex gives other rows", storage.name),
     );
 }
 
 on_each_storage!(a_writer_idle_through_a_takeover_continues_on_a_branch);
-async fn a_writer_idle_through_a_takeover_continues_on_a_branch(place: Storage) {
-    let mut old = began(&place, &["one", "two"]).await;
+async fn a_writer_idle_through_a_takeover_continues_on_a_branch(storage: Storage) {
+    let mut old = writer_with_lines(&storage, &["one", "two"]).await;
     old.append(TRANSCRIPT, &line("not flushed yet"));
-    let mut new = Writer::new(&place);
+    let mut new = Writer::new(&storage);
     new.take_over(SESSION).await.unwrap();
     new.append(TRANSCRIPT, &line("of the new one"));
     new.flush().await.unwrap();
-    assert_eq!(new.logs().fence.as_str(), place.fence);
+    assert_eq!(new.logs().fence.as_str(), storage.fence);
 
     old.flush().await.unwrap();
-    assert_eq!(old.write_target(SESSION), "branch", "{}", place.name);
+    assert_eq!(old.write_target(SESSION), "branch", "{}", storage.name);
     old.append(TRANSCRIPT, &line("still going"));
     old.restart();
     old.flush().await.unwrap();
     let writer = old.ledger(SESSION).unwrap().log_writer.writer;
     assert_eq!(
-        place.files_of_branch(SESSION, &writer).await,
+        storage.files_of_branch(SESSION, &writer).await,
         old.files(),
         "{}",
-        place.name
+        storage.name
     );
-    assert_eq!(place.files_of(SESSION).await, new.files(), "{}", place.name);
+    assert_eq!(
+        storage.files_of(SESSION).await,
+        new.files(),
+        "{}",
+        storage.name
+    );
     new.append(TRANSCRIPT, &line("undisturbed"));
     new.flush().await.unwrap();
     assert_eq!(new.write_target(SESSION), "main");
-    assert_not_interleaved(&place.entries(SESSION).await, place.name);
+    assert_not_interleaved(&storage.entries(SESSION).await, storage.name);
 
     old.update_index().await;
     new.update_index().await;
-    let row = place
+    let row = storage
         .index
-        .session(&place.id(SESSION))
+        .session(&storage.id(SESSION))
         .await
         .unwrap()
         .unwrap();
-    // Where a late write can replace another, a process that starts anew begins another branch, with everything.
-    let branches = if place.fence == "store" { 1 } else { 2 };
+    // Where a late write can replace an entry, a restarted process begins another branch with all
+    // files.
+    let branches = if storage.fence == "store" { 1 } else { 2 };
     assert!(
         row.branches.contains(&writer.to_string()) && row.branches.len() == branches,
         "{}: {:?}",
-        place.name,
+        storage.name,
         row.branches
     );
-    // What the loser had is on its branch, so its volume can take the session back.
+    // The fenced writer's bytes are on its branch, so its volume can take the session back.
     old.take_over(SESSION).await.unwrap();
-    assert_eq!(old.files(), new.files(), "{}", place.name);
+    assert_eq!(old.files(), new.files(), "{}", storage.name);
 }
 
 on_each_storage!(a_lost_reply_is_retried_without_a_duplicate_or_a_gap);
-async fn a_lost_reply_is_retried_without_a_duplicate_or_a_gap(place: Storage) {
-    let (place, store) = place.decorate(FaultyStore::new);
-    let mut writer = began(&place, &["one"]).await;
+async fn a_lost_reply_is_retried_without_a_duplicate_or_a_gap(storage: Storage) {
+    let (storage, store) = storage.decorate(FaultyStore::new);
+    let mut writer = writer_with_lines(&storage, &["one"]).await;
     for round in 0..4 {
         store.inject(|key| {
             if key.contains("/log/") {
@@ -344,33 +351,34 @@ async fn a_lost_reply_is_retried_without_a_duplicate_or_a_gap(place: Storage) {
         writer.append(TRANSCRIPT, &line(&format!("round {round}")));
         let error = writer.flush().await.unwrap_err();
         assert!(error.is_retryable(), "{error}");
-        // More is written meanwhile: it is the next entry's, the same bytes go to the same number first.
+        // Lines written in the meantime belong to the next entry. The retry writes the same bytes
+        // to the same seq first.
         writer.append(TRANSCRIPT, &line("meanwhile"));
         store.recover();
         writer.flush().await.unwrap();
         writer.flush().await.unwrap();
     }
-    assert_eq!(writer.write_target(SESSION), "main", "{}", place.name);
-    assert_eq!(place.files_of(SESSION).await, writer.files());
+    assert_eq!(writer.write_target(SESSION), "main", "{}", storage.name);
+    assert_eq!(storage.files_of(SESSION).await, writer.files());
     assert_eq!(
-        shipped(&place).await,
+        raw_bytes(&storage).await,
         writer.files()[TRANSCRIPT].len() as u64,
-        "{}: bytes shipped twice",
-        place.name
+        "{}: bytes uploaded twice",
+        storage.name
     );
-    let numbers: Vec<u64> = place
+    let numbers: Vec<u64> = storage
         .entries(SESSION)
         .await
         .iter()
         .map(|entry| entry.header.seq)
         .collect();
     assert_eq!(numbers, (1..=numbers.len() as u64).collect::<Vec<_>>());
-    assert!(place.branches(SESSION).await.is_empty());
+    assert!(storage.branches(SESSION).await.is_empty());
 }
 
 on_each_storage!(a_claim_with_a_lost_reply_keeps_the_session);
-async fn a_claim_with_a_lost_reply_keeps_the_session(place: Storage) {
-    let (place, store) = place.decorate(FaultyStore::new);
+async fn a_claim_with_a_lost_reply_keeps_the_session(storage: Storage) {
+    let (storage, store) = storage.decorate(FaultyStore::new);
     store.inject(|key| {
         if key.contains("/log/") {
             WriteFault::LoseResponse
@@ -378,76 +386,76 @@ async fn a_claim_with_a_lost_reply_keeps_the_session(place: Storage) {
             WriteFault::None
         }
     });
-    let mut writer = Writer::new(&place);
+    let mut writer = Writer::new(&storage);
     writer.append(TRANSCRIPT, &line("one"));
     for _ in 0..2 {
         assert!(writer.flush().await.unwrap_err().is_retryable());
     }
     store.recover();
     writer.flush().await.unwrap();
-    assert_eq!(writer.write_target(SESSION), "main", "{}", place.name);
-    assert_eq!(place.files_of(SESSION).await, writer.files());
+    assert_eq!(writer.write_target(SESSION), "main", "{}", storage.name);
+    assert_eq!(storage.files_of(SESSION).await, writer.files());
     assert_eq!(
-        shipped(&place).await,
+        raw_bytes(&storage).await,
         writer.files()[TRANSCRIPT].len() as u64
     );
 }
 
 on_each_storage!(a_crash_between_entry_and_ledger_uploads_nothing_twice);
-async fn a_crash_between_entry_and_ledger_uploads_nothing_twice(place: Storage) {
-    let mut writer = began(&place, &["one", "two"]).await;
+async fn a_crash_between_entry_and_ledger_uploads_nothing_twice(storage: Storage) {
+    let mut writer = writer_with_lines(&storage, &["one", "two"]).await;
     let keep = tempfile::tempdir().unwrap();
     let state = writer.root.join(".sessiond");
     copy_dir(&state, &keep.path().join("before"));
-    // One entry of a transcript and a side file, one of a side file alone.
+    // One entry with a transcript and a side file, one with a side file only.
     writer.append(TRANSCRIPT, &line("three"));
     writer.replace(TASK, "{\"v\":1}");
     writer.flush().await.unwrap();
     writer.replace(TASK, "{\"v\":2}");
     writer.flush().await.unwrap();
-    let entries = place.entries(SESSION).await.len();
-    let durable = shipped(&place).await;
+    let entries = storage.entries(SESSION).await.len();
+    let durable = raw_bytes(&storage).await;
     std::fs::remove_dir_all(&state).unwrap();
     copy_dir(&keep.path().join("before"), &state);
     writer.restart();
 
     writer.flush().await.unwrap();
-    assert_eq!(writer.write_target(SESSION), "main", "{}", place.name);
+    assert_eq!(writer.write_target(SESSION), "main", "{}", storage.name);
     assert_eq!(
-        place.entries(SESSION).await.len(),
+        storage.entries(SESSION).await.len(),
         entries,
         "{}: written again",
-        place.name
+        storage.name
     );
-    assert_eq!(shipped(&place).await, durable);
+    assert_eq!(raw_bytes(&storage).await, durable);
     writer.append(TRANSCRIPT, &line("four"));
     writer.flush().await.unwrap();
     assert_eq!(writer.write_target(SESSION), "main");
-    assert_eq!(place.entries(SESSION).await.len(), entries + 1);
-    assert_eq!(place.files_of(SESSION).await, writer.files());
+    assert_eq!(storage.entries(SESSION).await.len(), entries + 1);
+    assert_eq!(storage.files_of(SESSION).await, writer.files());
 }
 
 on_each_storage!(a_copied_volume_never_interleaves_with_its_original);
-async fn a_copied_volume_never_interleaves_with_its_original(place: Storage) {
+async fn a_copied_volume_never_interleaves_with_its_original(storage: Storage) {
     futures_util::stream::iter(0..12)
-        .for_each_concurrent(6, |seed| copied_in_any_order(&place, seed))
+        .for_each_concurrent(6, |seed| run_random_operations_on_a_copy(&storage, seed))
         .await;
 }
 
-/// A volume and its copy, any order of appends, flushes and restarts.
-async fn copied_in_any_order(place: &Storage, seed: u64) {
+/// Runs a volume and its copy in a random order of appends, flushes and restarts.
+async fn run_random_operations_on_a_copy(storage: &Storage, seed: u64) {
     let session = format!("c{seed}");
     let (transcript, task) = (
         format!("projects/-w/{session}.jsonl"),
         format!("tasks/{session}/1.json"),
     );
-    let what = format!("{}, seed {seed}", place.name);
+    let what = format!("{}, seed {seed}", storage.name);
     let mut dice = TestRng::new(seed);
-    let mut first = Writer::new(place);
+    let mut first = Writer::new(storage);
     first.append(&transcript, &line("one"));
     first.replace(&task, "{}");
     first.flush().await.unwrap();
-    let mut pair = [first.copy(place), first];
+    let mut pair = [first.copy(storage), first];
     for step in 0..10 {
         let who = dice.below(2) as usize;
         let text = line(&format!("{who} at {step}"));
@@ -463,13 +471,13 @@ async fn copied_in_any_order(place: &Storage, seed: u64) {
     for writer in &mut pair {
         writer.flush().await.unwrap();
     }
-    let main = place.files_of(&session).await;
+    let main = storage.files_of(&session).await;
     let mut on_main = 0;
     for writer in &pair {
         let ledger = writer.ledger(&session).unwrap();
         let stored = match writer.write_target(&session).as_str() {
             "branch" => {
-                place
+                storage
                     .files_of_branch(&session, &ledger.log_writer.writer)
                     .await
             }
@@ -478,7 +486,7 @@ async fn copied_in_any_order(place: &Storage, seed: u64) {
                 main.clone()
             }
         };
-        let unchanged = ledger.log_writer.seq < place.entries(&session).await.len() as u64;
+        let unchanged = ledger.log_writer.seq < storage.entries(&session).await.len() as u64;
         assert!(
             writer.files() == stored || unchanged,
             "{what}: {}",
@@ -489,11 +497,11 @@ async fn copied_in_any_order(place: &Storage, seed: u64) {
 }
 
 on_each_storage!(a_copied_volume_that_only_replaces_files_does_not_interleave_either);
-async fn a_copied_volume_that_only_replaces_files_does_not_interleave_either(place: Storage) {
-    let mut first = began(&place, &["one"]).await;
+async fn a_copied_volume_that_only_replaces_files_does_not_interleave_either(storage: Storage) {
+    let mut first = writer_with_lines(&storage, &["one"]).await;
     first.replace(TASK, "{}");
     first.flush().await.unwrap();
-    let mut second = first.copy(&place);
+    let mut second = first.copy(&storage);
     for round in 0..3 {
         first.replace(TASK, &format!("{{\"first\":{round}}}"));
         first.flush().await.unwrap();
@@ -501,19 +509,19 @@ async fn a_copied_volume_that_only_replaces_files_does_not_interleave_either(pla
         second.flush().await.unwrap();
     }
     let grounds = [first.write_target(SESSION), second.write_target(SESSION)];
-    assert_eq!(grounds, ["main", "branch"], "{}", place.name);
-    assert_eq!(place.files_of(SESSION).await, first.files());
+    assert_eq!(grounds, ["main", "branch"], "{}", storage.name);
+    assert_eq!(storage.files_of(SESSION).await, first.files());
     let writer = second.ledger(SESSION).unwrap().log_writer.writer;
     assert_eq!(
-        place.files_of_branch(SESSION, &writer).await,
+        storage.files_of_branch(SESSION, &writer).await,
         second.files()
     );
 }
 
 on_each_storage!(a_copied_volume_whose_original_moved_a_file_does_not_interleave_either);
-async fn a_copied_volume_whose_original_moved_a_file_does_not_interleave_either(place: Storage) {
-    let mut first = began(&place, &["one"]).await;
-    let mut second = first.copy(&place);
+async fn a_copied_volume_whose_original_moved_a_file_does_not_interleave_either(storage: Storage) {
+    let mut first = writer_with_lines(&storage, &["one"]).await;
+    let mut second = first.copy(&storage);
     std::fs::create_dir_all(first.root.join("projects/-elsewhere")).unwrap();
     std::fs::rename(
         first.root.join(TRANSCRIPT),
@@ -529,23 +537,23 @@ async fn a_copied_volume_whose_original_moved_a_file_does_not_interleave_either(
         [first.write_target(SESSION), second.write_target(SESSION)],
         ["main", "branch"],
         "{}",
-        place.name
+        storage.name
     );
     let writer = second.ledger(SESSION).unwrap().log_writer.writer;
     assert_eq!(
-        place.files_of_branch(SESSION, &writer).await,
+        storage.files_of_branch(SESSION, &writer).await,
         second.files()
     );
 }
 
 on_each_storage!(a_copied_volume_that_is_on_a_branch_does_not_overwrite_the_branch);
-async fn a_copied_volume_that_is_on_a_branch_does_not_overwrite_the_branch(place: Storage) {
-    let mut loser = began(&place, &["one"]).await;
-    Writer::new(&place).take_over(SESSION).await.unwrap();
+async fn a_copied_volume_that_is_on_a_branch_does_not_overwrite_the_branch(storage: Storage) {
+    let mut loser = writer_with_lines(&storage, &["one"]).await;
+    Writer::new(&storage).take_over(SESSION).await.unwrap();
     loser.append(TRANSCRIPT, &line("lost"));
     loser.flush().await.unwrap();
     assert_eq!(loser.write_target(SESSION), "branch");
-    let mut copy = loser.copy(&place);
+    let mut copy = loser.copy(&storage);
     loser.append(TRANSCRIPT, &line("of the loser"));
     loser.flush().await.unwrap();
     copy.append(TRANSCRIPT, &line("of its copy"));
@@ -553,118 +561,119 @@ async fn a_copied_volume_that_is_on_a_branch_does_not_overwrite_the_branch(place
     for writer in [&loser, &copy] {
         let name = writer.ledger(SESSION).unwrap().log_writer.writer;
         assert_eq!(
-            place.files_of_branch(SESSION, &name).await,
+            storage.files_of_branch(SESSION, &name).await,
             writer.files(),
             "{}",
-            place.name
+            storage.name
         );
     }
-    assert_eq!(place.branches(SESSION).await.len(), 2);
+    assert_eq!(storage.branches(SESSION).await.len(), 2);
 }
 
 on_each_storage!(without_a_ledger_only_files_that_extend_the_log_continue_it);
-async fn without_a_ledger_only_files_that_extend_the_log_continue_it(place: Storage) {
-    let mut writer = began(&place, &["one", "two"]).await;
-    let entries = place.entries(SESSION).await.len();
+async fn without_a_ledger_only_files_that_extend_the_log_continue_it(storage: Storage) {
+    let mut writer = writer_with_lines(&storage, &["one", "two"]).await;
+    let entries = storage.entries(SESSION).await.len();
     let forget = |writer: &mut Writer| {
         std::fs::remove_dir_all(writer.root.join(".sessiond")).unwrap();
         writer.restart();
     };
-    // Equal: nothing to write, nothing written.
+    // Equal files: nothing is written.
     forget(&mut writer);
     assert_eq!(writer.flush().await.unwrap(), (0, 0));
-    assert_eq!(place.entries(SESSION).await.len(), entries);
-    // Longer: claims, and goes on behind what is stored.
+    assert_eq!(storage.entries(SESSION).await.len(), entries);
+    // Longer files: the writer claims the log and continues it.
     forget(&mut writer);
     writer.append(TRANSCRIPT, &line("three"));
     assert_eq!(
         writer.flush().await.unwrap(),
         (line("three").len() as u64, 1),
         "{}",
-        place.name
+        storage.name
     );
-    let log = place.entries(SESSION).await;
+    let log = storage.entries(SESSION).await;
     assert_eq!(log.len(), entries + 2);
     assert_eq!(log[entries].header.kind, EntryKind::Claim);
-    assert_eq!(place.files_of(SESSION).await, writer.files());
-    // Behind, and different: both go to a branch, and the log stays as it is.
+    assert_eq!(storage.files_of(SESSION).await, writer.files());
+    // Shorter and different files: both go to a branch, and the log is unchanged.
     let stored = writer.files();
     for (what, text) in [
         ("behind", line("one")),
         ("different", line("one") + &line("other")),
         ("longer and different", line("x").repeat(9)),
     ] {
-        let mut other = Writer::new(&place);
+        let mut other = Writer::new(&storage);
         other.append(TRANSCRIPT, &text);
         other.flush().await.unwrap();
         assert_eq!(
             other.write_target(SESSION),
             "branch",
             "{}: {what}",
-            place.name
+            storage.name
         );
         let name = other.ledger(SESSION).unwrap().log_writer.writer;
         assert_eq!(
-            place.files_of_branch(SESSION, &name).await,
+            storage.files_of_branch(SESSION, &name).await,
             other.files(),
             "{}: {what}",
-            place.name
+            storage.name
         );
-        assert_eq!(place.files_of(SESSION).await, stored);
+        assert_eq!(storage.files_of(SESSION).await, stored);
     }
-    assert_eq!(place.branches(SESSION).await.len(), 3);
-    // And the writer that holds it goes on.
+    assert_eq!(storage.branches(SESSION).await.len(), 3);
+    // The owner continues.
     writer.append(TRANSCRIPT, &line("four"));
     writer.flush().await.unwrap();
     assert_eq!(writer.write_target(SESSION), "main");
 }
 
 on_each_storage!(a_restored_session_continues_and_a_restart_downloads_nothing);
-async fn a_restored_session_continues_and_a_restart_downloads_nothing(place: Storage) {
-    let (place, store) = place.decorate(FaultyStore::new);
-    let mut old = began(&place, &["one", "two"]).await;
+async fn a_restored_session_continues_and_a_restart_downloads_nothing(storage: Storage) {
+    let (storage, store) = storage.decorate(FaultyStore::new);
+    let mut old = writer_with_lines(&storage, &["one", "two"]).await;
     old.replace(TASK, "{\"v\":1}");
     old.flush().await.unwrap();
     drop(old);
-    let mut new = Writer::new(&place);
+    let mut new = Writer::new(&storage);
     let report = new.take_over(SESSION).await.unwrap();
     assert_eq!(report.written(), 2);
-    let before = shipped(&place).await;
-    // The daemon that starts next is the same writer: one entry with what is new, and no second claim.
-    assert_eq!(new.flush().await.unwrap(), (0, 0), "{}", place.name);
+    let before = raw_bytes(&storage).await;
+    // The next daemon is the same writer: it writes one entry with the new bytes and no second
+    // claim.
+    assert_eq!(new.flush().await.unwrap(), (0, 0), "{}", storage.name);
     new.append(TRANSCRIPT, &line("three"));
     assert_eq!(new.flush().await.unwrap().1, 1);
-    let log = place.entries(SESSION).await;
+    let log = storage.entries(SESSION).await;
     let last = log.last().unwrap();
     assert_eq!(last.header.writer.to_string(), report.writer.unwrap());
     assert_eq!(last.header.seq, report.head + 1);
     assert_eq!(
-        shipped(&place).await,
+        raw_bytes(&storage).await,
         before + line("three").len() as u64,
-        "{}: shipped again",
-        place.name
+        "{}: uploaded again",
+        storage.name
     );
 
-    // The same volume again: nobody wrote, so nothing is read but what tells that.
+    // The same volume again: nothing was written, so only the head is read.
     let reads = store.reads();
     let report = new.take_over(SESSION).await.unwrap();
     assert_eq!((report.objects, report.written()), (0, 0));
     new.restart();
     new.append(TRANSCRIPT, &line("four"));
     assert_eq!(new.flush().await.unwrap().1, 1);
-    // The last entry, to see that the store still is the one the ledger knows.
+    // It reads the last entry, to check that the store matches the ledger.
     assert_eq!(
         store.reads() - reads,
-        1 + u64::from(place.fence == "database"),
+        1 + u64::from(storage.fence == "database"),
         "{}: it read the log",
-        place.name
+        storage.name
     );
-    assert_eq!(place.files_of(SESSION).await, new.files());
+    assert_eq!(storage.files_of(SESSION).await, new.files());
 }
 
 on_each_storage!(a_rollback_keeps_every_later_entry_reachable);
-async fn a_rollback_keeps_every_later_entry_reachable(place: Storage) {
-    let mut old = Writer::new(&place);
+async fn a_rollback_keeps_every_later_entry_reachable(storage: Storage) {
+    let mut old = Writer::new(&storage);
     let mut points = Vec::new();
     for round in 0..5 {
         old.append(TRANSCRIPT, &line(&format!("round {round}")));
@@ -677,7 +686,7 @@ async fn a_rollback_keeps_every_later_entry_reachable(place: Storage) {
         points.push((old.ledger(SESSION).unwrap().log_writer.seq, old.files()));
     }
     let (rollback_to, then) = points[1].clone();
-    let mut new = Writer::new(&place);
+    let mut new = Writer::new(&storage);
     let options = Options {
         point: ResolvedPoint {
             at: LogPoint::Seq(rollback_to),
@@ -691,37 +700,42 @@ async fn a_rollback_keeps_every_later_entry_reachable(place: Storage) {
         (report.seq, new.files()),
         (rollback_to, then),
         "{}",
-        place.name
+        storage.name
     );
     new.append(TRANSCRIPT, &line("another way"));
     new.flush().await.unwrap();
-    // Side files too are as they were at that point: what a later restore gives is what the agent has.
-    assert_eq!(place.files_of(SESSION).await, new.files(), "{}", place.name);
+    // Side files are rolled back too: a later restore gives the files that the agent has.
+    assert_eq!(
+        storage.files_of(SESSION).await,
+        new.files(),
+        "{}",
+        storage.name
+    );
     for (seq, files) in &points {
         assert_eq!(
-            &place
+            &storage
                 .files_at(SESSION, LogPoint::Seq(*seq), None)
                 .await
                 .unwrap(),
             files,
             "{}: entry {seq}",
-            place.name
+            storage.name
         );
     }
-    // The writer that was left behind has nothing to lose, and cannot write.
+    // The fenced writer has no bytes of its own and cannot write.
     old.append(TRANSCRIPT, &line("too late"));
     old.flush().await.unwrap();
     assert_eq!(old.write_target(SESSION), "branch");
 }
 
 on_each_storage!(a_restore_that_loses_the_race_reads_on_and_claims_after_it);
-async fn a_restore_that_loses_the_race_reads_on_and_claims_after_it(place: Storage) {
-    let (outer, store) = place.decorate(FaultyStore::new);
-    let mut old = began(&outer, &["one"]).await;
+async fn a_restore_that_loses_the_race_reads_on_and_claims_after_it(storage: Storage) {
+    let (outer, store) = storage.decorate(FaultyStore::new);
+    let mut old = writer_with_lines(&outer, &["one"]).await;
     old.replace(TASK, "{\"v\":1}");
     old.flush().await.unwrap();
     let mut new = Writer::new(&outer);
-    // Between the restore's look and its claim, the old writer replaces a file and appends.
+    // The old writer replaces a file and appends between the restore's read and its claim.
     let overtaken = Arc::new(AtomicBool::new(false));
     let (once, runtime) = (overtaken.clone(), tokio::runtime::Handle::current());
     let old = Arc::new(tokio::sync::Mutex::new(old));
@@ -751,7 +765,7 @@ async fn a_restore_that_loses_the_race_reads_on_and_claims_after_it(place: Stora
     new.flush().await.unwrap();
     assert_eq!(new.write_target(SESSION), "main", "{}", outer.name);
     assert_eq!(outer.files_of(SESSION).await, new.files(), "{}", outer.name);
-    // Either it got in before the claim, or all that it has is on its branch.
+    // Its entry is before the claim, or all its bytes are on its branch.
     let (target, writer) = (
         old.write_target(SESSION),
         old.ledger(SESSION).unwrap().log_writer.writer,
@@ -780,29 +794,35 @@ async fn an_entry_of_a_newer_format_is_left_alone_and_nothing_is_lost(storage: S
     an_unreadable_entry_is_left_alone(storage, gzip(b"{\"version\":9}\n")).await;
 }
 
-async fn an_unreadable_entry_is_left_alone(place: Storage, bytes: Vec<u8>) {
-    let mut writer = began(&place, &["one"]).await;
+async fn an_unreadable_entry_is_left_alone(storage: Storage, bytes: Vec<u8>) {
+    let mut writer = writer_with_lines(&storage, &["one"]).await;
     let next = writer.ledger(SESSION).unwrap().log_writer.seq + 1;
-    place
+    storage
         .store
-        .put(&keys::entry(&place.id(SESSION), next), bytes.clone().into())
+        .put(
+            &keys::entry(&storage.id(SESSION), next),
+            bytes.clone().into(),
+        )
         .await
         .unwrap();
     writer.append(TRANSCRIPT, &line("two"));
     writer
         .flush()
         .await
-        .unwrap_or_else(|error| panic!("{}: {error}", place.name));
-    assert_eq!(writer.write_target(SESSION), "branch", "{}", place.name);
+        .unwrap_or_else(|error| panic!("{}: {error}", storage.name));
+    assert_eq!(writer.write_target(SESSION), "branch", "{}", storage.name);
     let name = writer.ledger(SESSION).unwrap().log_writer.writer;
-    assert_eq!(place.files_of_branch(SESSION, &name).await, writer.files());
-    let stored = place
+    assert_eq!(
+        storage.files_of_branch(SESSION, &name).await,
+        writer.files()
+    );
+    let stored = storage
         .store
-        .get(&keys::entry(&place.id(SESSION), next))
+        .get(&keys::entry(&storage.id(SESSION), next))
         .await
         .unwrap()
         .unwrap();
-    assert_eq!(stored, bytes, "{}: it was overwritten", place.name);
+    assert_eq!(stored, bytes, "{}: it was overwritten", storage.name);
 }
 
 fn gzip(bytes: &[u8]) -> Vec<u8> {

@@ -116,7 +116,7 @@ fn a_session_is_recovered_with_gzip_tar_and_jq_alone() {
         b"{\"n\":4}\n{\"n\":5}\n"
     );
     assert_eq!(all(&to), expected);
-    // And with us, the same.
+    // sessiond gives the same.
     let other = TempHome::new();
     backend.run(&other, &["restore", "s1"]).ok();
     assert_eq!(all(&other.home().join(".claude")), expected);
@@ -130,7 +130,8 @@ async fn snapshots_and_merges_replace_their_entries_in_the_recipe() {
     let mut path = "projects/-work-app/s1.jsonl";
     for number in 0..64 {
         match number {
-            // Within the merge: rewritten, moved, then appended to; and a file that a snapshot holds is replaced.
+            // Within the merge: rewritten, moved, then appended to. A file of the snapshot is
+            // replaced.
             40 => world.write(path, "{\"n\":\"anew\"}\n"),
             45 => {
                 std::fs::create_dir_all(world.root().join("projects/-other")).unwrap();
@@ -162,7 +163,7 @@ async fn snapshots_and_merges_replace_their_entries_in_the_recipe() {
     );
     let directory = world.path("bucket").join("v1/team/claude-code/s1");
     for seq in 1..=61 {
-        // The first half through what stands for it alone; the second also through the entries.
+        // The first half only as compacted segments, the second also as entries.
         let earlier = world.stored_at("s1", seq).await;
         assert!(
             earlier.contains_key("projects/-work-app/s1.jsonl") || seq > 45 || seq == 1,
@@ -184,9 +185,9 @@ async fn snapshots_and_merges_replace_their_entries_in_the_recipe() {
         (verdict.damage, verdict.undamaged_to, verdict.objects),
         (vec![], 65, 6)
     );
-    // A point that only a merge stands for cannot be gone back to any more, and the error says which can.
+    // A point inside a merge cannot be restored any more, and the error lists the points that can.
     let target = Disk::new(world.path("target"));
-    let context = restore::Context {
+    let context = restore::RestoreContext {
         directory: Arc::new(target),
         profile: world.writer.context.profile.clone(),
         logs,

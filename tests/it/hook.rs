@@ -27,7 +27,8 @@ fn transcript(home: &TempHome) -> PathBuf {
         .join(format!(".claude/projects/-work-work/{SESSION}.jsonl"))
 }
 
-/// What the client really wrote in a turn like that of the events: it ends with "The sub-agent is done.".
+/// The lines that the client wrote in a turn like that of the events; the last is "The sub-agent is
+/// done.".
 fn lines() -> Vec<String> {
     let path = fixtures()
         .join("claude/subagent/projects/-work-work/1a471e4f-bd92-4452-a5d6-0999f102be66.jsonl");
@@ -38,7 +39,7 @@ fn lines() -> Vec<String> {
         .collect()
 }
 
-/// A real event, as it would be told in this home.
+/// A real event, with the paths of this home.
 fn event(home: &TempHome, file: &str) -> String {
     let text = std::fs::read_to_string(fixtures().join("claude-hooks").join(file)).unwrap();
     text.replace("/work/home/", &format!("{}/", home.home().display()))
@@ -55,26 +56,27 @@ fn spawn(
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
-    // What is in the environment of a real hook.
+    // The environment of a real hook.
     command.env("ANTHROPIC_API_KEY", "sk-very-secret");
     change(&mut command);
     command.spawn().unwrap()
 }
 
-/// Calls the hook as the agent does; it must say nothing on stdout, not more than a line on stderr, and exit with 0.
+/// Calls the hook as the agent does. It must print nothing on stdout, at most one line on stderr,
+/// and exit with 0.
 #[track_caller]
 fn hook_with(
     backend: &Backend,
     home: &TempHome,
     arguments: &[&str],
-    told: &[u8],
+    input_text: &[u8],
     change: impl FnOnce(&mut std::process::Command),
 ) -> (String, Duration) {
     let began = Instant::now();
     let mut child = spawn(backend, home, arguments, change);
     let mut input = child.stdin.take().unwrap();
-    // It may be gone already.
-    let _ = input.write_all(told);
+    // It may have ended already.
+    let _ = input.write_all(input_text);
     drop(input);
     let ran = Ran(child.wait_with_output().unwrap());
     let took = began.elapsed();
@@ -84,13 +86,19 @@ fn hook_with(
 }
 
 #[track_caller]
-fn hook(backend: &Backend, home: &TempHome, arguments: &[&str], told: &str) -> (String, Duration) {
-    let (said, took) = hook_with(backend, home, arguments, told.as_bytes(), |_| {});
-    assert!(said.lines().count() <= 1, "{said}");
-    (said, took)
+fn hook(
+    backend: &Backend,
+    home: &TempHome,
+    arguments: &[&str],
+    input_text: &str,
+) -> (String, Duration) {
+    let (stderr, took) = hook_with(backend, home, arguments, input_text.as_bytes(), |_| {});
+    assert!(stderr.lines().count() <= 1, "{stderr}");
+    (stderr, took)
 }
 
-/// A daemon that flushes only when asked: the first change goes out at once, and the next would wait for an hour.
+/// A daemon that flushes only on request: the first change is uploaded immediately, and the next
+/// would wait for an hour.
 fn slow_daemon(backend: &Backend, home: &TempHome) -> Running {
     let daemon = backend.daemon(home, &["--flush-interval", "1h"]);
     append(&transcript(home), "{\"type\":\"mode\"}\n");
@@ -103,7 +111,7 @@ fn slow_daemon(backend: &Backend, home: &TempHome) -> Running {
     daemon
 }
 
-/// What a restore elsewhere would find.
+/// The transcript that another machine restores.
 fn stored(backend: &Backend) -> String {
     let copy = TempHome::new();
     backend.run(&copy, &["pull", SESSION, "--to", "copy"]).ok();
@@ -119,9 +127,9 @@ fn the_stop_hook_makes_the_turn_durable(backend: Backend) {
     let home = TempHome::new();
     let mut daemon = slow_daemon(&backend, &home);
     append(&transcript(&home), lines().concat());
-    let (said, took) = hook(&backend, &home, &[], &event(&home, "09-Stop.json"));
+    let (stderr, took) = hook(&backend, &home, &[], &event(&home, "09-Stop.json"));
     daemon.kill();
-    assert_eq!(said, "", "{took:?}");
+    assert_eq!(stderr, "", "{took:?}");
     assert_eq!(
         stored(&backend),
         std::fs::read_to_string(transcript(&home)).unwrap()
@@ -140,7 +148,7 @@ fn the_hook_waits_for_the_last_message() {
             .unwrap(),
     );
     append(&transcript(&home), lines.concat());
-    let (said, took) = std::thread::scope(|scope| {
+    let (stderr, took) = std::thread::scope(|scope| {
         scope.spawn(|| {
             std::thread::sleep(Duration::from_millis(300));
             append(&transcript(&home), &late[0]);
@@ -153,7 +161,7 @@ fn the_hook_waits_for_the_last_message() {
         )
     });
     daemon.kill();
-    assert!(said.contains("is durable at entry"), "{said}");
+    assert!(stderr.contains("is durable at entry"), "{stderr}");
     assert!(took >= Duration::from_millis(300), "{took:?}");
     assert!(stored(&backend).ends_with(&late[0]));
 }
@@ -163,20 +171,20 @@ fn a_missing_last_message_is_reported_and_the_rest_is_durable() {
     let (backend, home) = (Backend::file(), TempHome::new());
     let mut daemon = slow_daemon(&backend, &home);
     append(&transcript(&home), lines()[..20].concat());
-    let (said, took) = hook(
+    let (stderr, took) = hook(
         &backend,
         &home,
         &["--deadline", "1s"],
         &event(&home, "09-Stop.json"),
     );
-    assert!(said.contains("without the last message"), "{said}");
+    assert!(stderr.contains("without the last message"), "{stderr}");
     assert!(
         took >= Duration::from_millis(400) && took < Duration::from_secs(4),
         "{took:?}"
     );
     // A compaction names a sub-agent whose transcript never exists: nothing to wait for.
-    let (said, took) = hook(&backend, &home, &[], &event(&home, "19-SubagentStop.json"));
-    assert_eq!(said, "");
+    let (stderr, took) = hook(&backend, &home, &[], &event(&home, "19-SubagentStop.json"));
+    assert_eq!(stderr, "");
     assert!(took < Duration::from_millis(3500), "{took:?}");
     daemon.kill();
     assert_eq!(
@@ -205,8 +213,9 @@ fn every_hook_event_succeeds_and_only_turn_ends_flush() {
     for name in names {
         let before = head();
         append(&transcript(&home), "{\"type\":\"mode\"}\n");
-        // The words of these turns are not in this transcript: they are waited for in vain.
-        let (said, _) = hook(
+        // The last messages of these turns are not in this transcript: the hook waits until its
+        // deadline.
+        let (stderr, _) = hook(
             &backend,
             &home,
             &["--deadline", "400ms"],
@@ -222,11 +231,11 @@ fn every_hook_event_succeeds_and_only_turn_ends_flush() {
         .any(|end| name.ends_with(end));
         assert_eq!(head() - before, u64::from(ends), "{name}");
         assert!(
-            said.is_empty() || said.contains("without the last message"),
-            "{name}: {said}"
+            stderr.is_empty() || stderr.contains("without the last message"),
+            "{name}: {stderr}"
         );
     }
-    // With --after-tools also after a tool, whose answer is not there yet.
+    // With --after-tools also after a tool, whose result is not written yet.
     for name in ["06-PostToolUse.json", "14-PostToolUseFailure.json"] {
         let before = head();
         append(&transcript(&home), "{\"type\":\"mode\"}\n");
@@ -256,7 +265,7 @@ fn every_hook_event_succeeds_and_only_turn_ends_flush() {
 #[test]
 fn a_hanging_store_delays_the_agent_by_the_deadline_at_most() {
     let mut backend = Backend::file();
-    // Takes connections and never answers.
+    // Accepts connections and never responds.
     let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     backend.set(
         "SESSIOND_STORE",
@@ -271,34 +280,34 @@ fn a_hanging_store_delays_the_agent_by_the_deadline_at_most() {
     let daemon = backend.daemon(&home, &[]);
     append(&transcript(&home), lines().concat());
     for file in ["09-Stop.json", "10-SessionEnd.json"] {
-        let (said, took) = hook(&backend, &home, &["--deadline", "1s"], &event(&home, file));
-        assert!(said.contains("not durable after 1s"), "{said}");
+        let (stderr, took) = hook(&backend, &home, &["--deadline", "1s"], &event(&home, file));
+        assert!(stderr.contains("not durable after 1s"), "{stderr}");
         assert!(
             took >= Duration::from_secs(1) && took < Duration::from_secs(4),
             "{took:?}"
         );
     }
-    // A daemon that does not move.
+    // A suspended daemon.
     daemon.signal(Signal::STOP);
-    let (said, took) = hook(
+    let (stderr, took) = hook(
         &backend,
         &home,
         &["--deadline", "500ms"],
         &event(&home, "09-Stop.json"),
     );
     assert!(
-        said.contains("not durable after 500ms") && took < Duration::from_millis(3500),
-        "{took:?}: {said}"
+        stderr.contains("not durable after 500ms") && took < Duration::from_millis(3500),
+        "{took:?}: {stderr}"
     );
-    let (said, took) = hook(
+    let (stderr, took) = hook(
         &backend,
         &home,
         &["--deadline", "500ms"],
         &event(&home, "01-SessionStart.json"),
     );
     assert!(
-        !said.is_empty() && took < Duration::from_millis(3500),
-        "{took:?}: {said}"
+        !stderr.is_empty() && took < Duration::from_millis(3500),
+        "{took:?}: {stderr}"
     );
     daemon.signal(Signal::CONT);
 }
@@ -308,18 +317,18 @@ fn the_hook_exits_at_once_without_a_daemon() {
     let (backend, home) = (Backend::file(), TempHome::new());
     append(&transcript(&home), lines().concat());
     let gone = |file: &str, word: &str| {
-        let (said, took) = hook(&backend, &home, &[], &event(&home, file));
-        assert!(said.contains(word), "{file}: {said}");
+        let (stderr, took) = hook(&backend, &home, &[], &event(&home, file));
+        assert!(stderr.contains(word), "{file}: {stderr}");
         assert!(took < Duration::from_millis(3500), "{took:?}");
     };
     gone("01-SessionStart.json", "no sessiond is running for");
     gone("09-Stop.json", "cannot make session");
-    // One that was killed leaves its socket behind.
+    // A killed daemon leaves its socket behind.
     backend.daemon(&home, &[]).kill();
     assert!(home.home().join(".claude/.sessiond/socket").exists());
     gone("09-Stop.json", "cannot make session");
     // Neither a root nor a home.
-    let (said, _) = hook_with(
+    let (stderr, _) = hook_with(
         &backend,
         &home,
         &[],
@@ -328,7 +337,7 @@ fn the_hook_exits_at_once_without_a_daemon() {
             command.env_remove("HOME").env_remove("SESSIOND_ROOT");
         },
     );
-    assert!(!said.is_empty());
+    assert!(!stderr.is_empty());
 }
 
 #[test]
@@ -337,10 +346,10 @@ fn the_hook_reports_a_takeover() {
     let _daemon = slow_daemon(&backend, &home);
     backend.run(&TempHome::new(), &["restore", SESSION]).ok();
     append(&transcript(&home), lines().concat());
-    let (said, _) = hook(&backend, &home, &[], &event(&home, "09-Stop.json"));
+    let (stderr, _) = hook(&backend, &home, &[], &event(&home, "09-Stop.json"));
     assert!(
-        said.contains("the latest bytes are durable on branch"),
-        "{said}"
+        stderr.contains("the latest bytes are durable on branch"),
+        "{stderr}"
     );
 }
 
@@ -378,7 +387,7 @@ fn the_hook_names_a_checkpoint_at_the_last_turn() {
         assert!(seq > last, "{names}");
         last = seq;
     }
-    // Not at other events, and not in another store than the daemon's.
+    // Not for other events, and not in another store than the daemon's.
     let before = named();
     append(&transcript(&home), "{\"type\":\"mode\"}\n");
     hook(
@@ -389,7 +398,7 @@ fn the_hook_names_a_checkpoint_at_the_last_turn() {
     );
     assert_eq!(named(), before);
     let stop = event(&home, "10-SessionEnd.json");
-    let (said, _) = hook_with(
+    let (stderr, _) = hook_with(
         &backend,
         &home,
         &["--checkpoint", "other"],
@@ -402,8 +411,8 @@ fn the_hook_names_a_checkpoint_at_the_last_turn() {
         },
     );
     assert!(
-        said.contains("cannot create checkpoint other") && said.contains("elsewhere"),
-        "{said}"
+        stderr.contains("cannot create checkpoint other") && stderr.contains("elsewhere"),
+        "{stderr}"
     );
     assert_eq!(named(), before);
     assert!(
@@ -430,19 +439,19 @@ fn the_hook_never_stops_the_agent() {
         b"\xff\xfe\0\n",
         b"{\"hook_event_name\":\"Stop\"}\n",
     ] {
-        let (said, took) = hook_with(&backend, &home, &[], garbage, |_| {});
-        assert_eq!(said.lines().count(), 1, "{said}");
+        let (stderr, took) = hook_with(&backend, &home, &[], garbage, |_| {});
+        assert_eq!(stderr.lines().count(), 1, "{stderr}");
         assert!(took < Duration::from_millis(3500), "{took:?}");
     }
-    let (said, _) = hook_with(
+    let (stderr, _) = hook_with(
         &backend,
         &home,
         &[],
         b"{\"hook_event_name\":\"Tomorrow\",\n\"x\":[1]}",
         |_| {},
     );
-    assert_eq!(said, "", "an unknown event is nothing to us");
-    // Arguments, variables and files that cannot be read: exit code 2 would make the agent go on.
+    assert_eq!(stderr, "", "an unknown event is nothing to us");
+    // Invalid arguments, variables and files: exit code 2 would make the agent continue its turn.
     let stop = event(&home, "09-Stop.json");
     for arguments in [
         &["--nonsense"][..],
@@ -463,7 +472,7 @@ fn the_hook_never_stops_the_agent() {
             command.env(name, value);
         });
     }
-    // An agent that says nothing and keeps the line open.
+    // An agent that sends nothing and keeps stdin open.
     let began = Instant::now();
     let mut child = spawn(&backend, &home, &["--deadline", "500ms"], |_| {});
     let line = child.stdin.take();
@@ -474,7 +483,7 @@ fn the_hook_never_stops_the_agent() {
         began.elapsed()
     );
     drop(line);
-    // A person who mistypes is told by the code.
+    // An interactive user gets exit code 2.
     assert_eq!(
         backend
             .run(&home, &["hook", "--install", "--nonsense"])
@@ -509,7 +518,7 @@ fn hooks_are_installed_into_and_removed_from_the_settings() {
             (Some("command"), Some(6))
         );
     };
-    // No settings yet.
+    // Without settings.
     assert!(installed(&backend, &home, &["--install", "--dry-run"]).contains("would add"));
     assert!(!user.exists());
     assert!(
@@ -540,7 +549,7 @@ fn hooks_are_installed_into_and_removed_from_the_settings() {
     installed(&backend, &home, &["--uninstall"]);
     assert_eq!(value(&user), json!({}));
 
-    // A project with hooks of its own, as a real client had them; behind a link, with a mode.
+    // A project with its own hooks, as in a real client; behind a symlink, with a mode.
     let project = home.path().join("my project");
     let real = home.path().join("dotfiles.json");
     std::fs::copy(fixtures().join("claude-hooks/settings.example.json"), &real).unwrap();
@@ -579,7 +588,7 @@ fn hooks_are_installed_into_and_removed_from_the_settings() {
         installed(&backend, &home, &[&["--uninstall"][..], &at].concat()).contains("nothing to do")
     );
 
-    // An empty file, and what is no JSON.
+    // An empty file, and invalid JSON.
     let file = home.path().join("other.json");
     let at = ["--settings", file.to_str().unwrap()];
     std::fs::write(&file, "").unwrap();

@@ -17,24 +17,25 @@ use crate::support::TempHome;
 use crate::support::backend::{self, Backend, Signal, eventually, transcript};
 use crate::support::counting_directory::CountingDirectory;
 use crate::support::files::append;
+use crate::support::http;
 use crate::support::needs_servers;
 use crate::support::proxy::{Mode, TcpProxy};
 use crate::support::servers::{postgres, s3};
 use crate::support::world::World;
 
 const SESSION: &str = "5e550000-0000-4000-8000-000000000001";
-/// As it stands in addresses that must not be seen.
+/// A secret in addresses that must not be printed.
 const SECRET: &str = "hunter2-t0ken";
 
-/// A process with its HTTP on a free port.
-struct Watched {
+/// A process that serves HTTP on a free port.
+struct ObservedDaemon {
     process: backend::Running,
     address: SocketAddr,
     log: std::path::PathBuf,
 }
 
-impl Watched {
-    fn start(mut command: Command, home: &TempHome) -> Watched {
+impl ObservedDaemon {
+    fn start(mut command: Command, home: &TempHome) -> ObservedDaemon {
         let log = home.path().join("watched.log");
         let _ = std::fs::remove_file(&log);
         command
@@ -46,21 +47,23 @@ impl Watched {
             .stdout(Stdio::null());
         let process = backend::Running(command.spawn().unwrap());
         let mut address = None;
-        eventually("it says where it answers", || {
-            let said = std::fs::read_to_string(&log).unwrap();
-            let line = said.lines().find(|line| line.contains("serving /healthz"));
+        eventually("it logs its address", || {
+            let log_text = std::fs::read_to_string(&log).unwrap();
+            let line = log_text
+                .lines()
+                .find(|line| line.contains("serving /healthz"));
             address = line.and_then(|line| line.split_once("address=")?.1.trim().parse().ok());
             address.is_some()
         });
-        Watched {
+        ObservedDaemon {
             process,
             address: address.unwrap(),
             log,
         }
     }
 
-    fn daemon(backend: &Backend, home: &TempHome, arguments: &[&str]) -> Watched {
-        Watched::start(
+    fn daemon(backend: &Backend, home: &TempHome, arguments: &[&str]) -> ObservedDaemon {
+        ObservedDaemon::start(
             backend.command(home, &[&["daemon"], arguments].concat()),
             home,
         )
@@ -71,16 +74,16 @@ impl Watched {
             self.address,
             &format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n"),
         )
-        .unwrap_or_else(|| panic!("{path}: {}", self.said()))
+        .unwrap_or_else(|| panic!("{path}: {}", self.log_text()))
     }
 
-    /// The status of a probe, and what it says.
+    /// The status and the body of a probe.
     fn probe(&self, path: &str) -> (u16, Value) {
         let (status, body) = self.get(path);
         (status, serde_json::from_str(&body).unwrap())
     }
 
-    fn until_ready(&self) {
+    fn wait_until_ready(&self) {
         eventually("it is ready", || self.get("/readyz").0 == 200);
     }
 
@@ -90,29 +93,19 @@ impl Watched {
         Metrics::read(&text).unwrap_or_else(|error| panic!("{error}\n{text}"))
     }
 
-    fn said(&self) -> String {
+    fn log_text(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap()
     }
 
     fn stop(mut self) -> (Option<i32>, String) {
         self.process.signal(Signal::TERM);
-        (self.process.code(), self.said())
+        (self.process.code(), self.log_text())
     }
 }
 
-/// Sends a request; none if it was not answered.
+/// Sends a request; none without a response.
 fn call(address: SocketAddr, request: &str) -> Option<(u16, String)> {
-    let mut stream = TcpStream::connect(address).ok()?;
-    stream
-        .set_read_timeout(Some(Duration::from_secs(60)))
-        .unwrap();
-    stream.write_all(request.as_bytes()).ok()?;
-    let mut answer = Vec::new();
-    // A server that refuses before it has read everything resets the connection behind its answer.
-    let _ = stream.read_to_end(&mut answer);
-    let answer = String::from_utf8(answer).unwrap();
-    let (head, body) = answer.split_once("\r\n\r\n")?;
-    Some((head.split(' ').nth(1)?.parse().ok()?, body.to_owned()))
+    http::send(address, request).map(|response| (response.status, response.body))
 }
 
 /// The samples of a metrics page, by name and labels. The parser is as strict as OpenMetrics.
@@ -208,7 +201,8 @@ impl Metrics {
                 .filter(|line| line.starts_with(&format!("{name}_bucket")))
                 .map(|line| line.rsplit_once(' ').unwrap().1.parse().unwrap())
                 .collect();
-            if !buckets.is_sorted() || buckets.last() != Some(&metrics.of(&format!("{name}_count")))
+            if !buckets.is_sorted()
+                || buckets.last() != Some(&metrics.value(&format!("{name}_count")))
             {
                 return Err(format!("{name}: the buckets do not add up"));
             }
@@ -217,7 +211,7 @@ impl Metrics {
     }
 
     #[track_caller]
-    fn of(&self, series: &str) -> f64 {
+    fn value(&self, series: &str) -> f64 {
         *self
             .0
             .get(series)
@@ -225,37 +219,37 @@ impl Metrics {
     }
 
     fn errors(&self, operation: &str, kind: &str) -> f64 {
-        self.of(&format!(
+        self.value(&format!(
             "sessiond_errors_total{{operation=\"{operation}\",kind=\"{kind}\"}}"
         ))
     }
 }
 
 /// The head and the body of a request.
-type Sent = (String, Vec<u8>);
+type SentRequest = (String, Vec<u8>);
 
-/// A server on a free port that keeps what it is sent, and answers with what it is told to.
-struct Heard {
+/// A server on a free port that records its requests and responds with a given status.
+struct RequestRecorder {
     address: SocketAddr,
-    requests: Arc<Mutex<Vec<Sent>>>,
+    requests: Arc<Mutex<Vec<SentRequest>>>,
     status: Arc<AtomicU16>,
 }
 
-impl Heard {
-    fn start() -> Heard {
+impl RequestRecorder {
+    fn start() -> RequestRecorder {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let (requests, status) = (
             Arc::new(Mutex::new(Vec::new())),
             Arc::new(AtomicU16::new(200)),
         );
-        let (kept, said) = (requests.clone(), status.clone());
-        // Ends with the process of the tests.
+        let (recorded, response_status) = (requests.clone(), status.clone());
+        // The thread ends with the test process.
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
-                if let Some(request) = Heard::read(&stream) {
-                    kept.lock().unwrap().push(request);
-                    let status = said.load(Ordering::SeqCst);
+                if let Some(request) = RequestRecorder::read(&stream) {
+                    recorded.lock().unwrap().push(request);
+                    let status = response_status.load(Ordering::SeqCst);
                     let _ = write!(
                         &stream,
                         "HTTP/1.1 {status} X\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
@@ -263,14 +257,14 @@ impl Heard {
                 }
             }
         });
-        Heard {
+        RequestRecorder {
             address,
             requests,
             status,
         }
     }
 
-    fn read(stream: &TcpStream) -> Option<Sent> {
+    fn read(stream: &TcpStream) -> Option<SentRequest> {
         stream
             .set_read_timeout(Some(Duration::from_secs(5)))
             .unwrap();
@@ -298,7 +292,7 @@ impl Heard {
         self.requests.lock().unwrap().len()
     }
 
-    fn heads(&self) -> Vec<String> {
+    fn request_heads(&self) -> Vec<String> {
         self.requests
             .lock()
             .unwrap()
@@ -331,7 +325,7 @@ fn line(text: &str) -> String {
     )
 }
 
-/// A session that is stored, and nobody holds.
+/// Stores a session that no process owns.
 fn stored(backend: &Backend) -> String {
     let home = TempHome::new();
     let text: String = (0..50)
@@ -346,7 +340,7 @@ fn stored(backend: &Backend) -> String {
 }
 
 /// A bucket behind a proxy.
-fn behind_proxy() -> Option<(Backend, TcpProxy)> {
+fn backend_with_proxy() -> Option<(Backend, TcpProxy)> {
     let (s3, postgres) = (s3()?, postgres()?);
     let proxy = TcpProxy::start(s3.addr());
     let backend = Backend::on(
@@ -359,13 +353,13 @@ fn behind_proxy() -> Option<(Backend, TcpProxy)> {
 
 needs_servers!(a_sidecar_is_ready_once_the_session_is_restored);
 fn a_sidecar_is_ready_once_the_session_is_restored() {
-    let Some((backend, proxy)) = behind_proxy() else {
+    let Some((backend, proxy)) = backend_with_proxy() else {
         return;
     };
     let text = stored(&backend);
     let home = TempHome::new();
     proxy.set(Mode::Hang);
-    let daemon = Watched::daemon(
+    let daemon = ObservedDaemon::daemon(
         &backend,
         &home,
         &["--session", SESSION, "--request-timeout", "20s"],
@@ -374,24 +368,27 @@ fn a_sidecar_is_ready_once_the_session_is_restored() {
         daemon.probe("/readyz").1["phase"] == "restoring"
     });
     for _ in 0..5 {
-        let (ready, said) = daemon.probe("/readyz");
+        let (ready, body) = daemon.probe("/readyz");
         assert_eq!(
-            (ready, &said["ready"], said["reason"].is_string()),
+            (ready, &body["ready"], body["reason"].is_string()),
             (503, &Value::Bool(false), true),
-            "{said}"
+            "{body}"
         );
         assert_eq!(daemon.probe("/healthz").0, 200);
         let metrics = daemon.metrics();
         assert_eq!(
-            (metrics.of("sessiond_ready"), metrics.of("sessiond_healthy")),
+            (
+                metrics.value("sessiond_ready"),
+                metrics.value("sessiond_healthy")
+            ),
             (0.0, 1.0)
         );
         std::thread::sleep(Duration::from_millis(100));
     }
     assert!(!transcript(&home, SESSION).exists());
     proxy.set(Mode::Pass);
-    daemon.until_ready();
-    // The gate: who starts now finds its session.
+    daemon.wait_until_ready();
+    // The gate: an agent that starts now finds its session.
     assert_eq!(
         std::fs::read_to_string(transcript(&home, SESSION)).unwrap(),
         text
@@ -406,21 +403,21 @@ fn a_sidecar_is_ready_once_the_session_is_restored() {
     let metrics = daemon.metrics();
     assert_eq!(
         (
-            metrics.of("sessiond_ready"),
-            metrics.of("sessiond_restores_total")
+            metrics.value("sessiond_ready"),
+            metrics.value("sessiond_restores_total")
         ),
         (1.0, 1.0)
     );
     assert_eq!(
-        metrics.of("sessiond_restored_bytes_total"),
+        metrics.value("sessiond_restored_bytes_total"),
         text.len() as f64
     );
-    assert!(metrics.of("sessiond_restore_last_duration_seconds") > 0.1);
+    assert!(metrics.value("sessiond_restore_last_duration_seconds") > 0.1);
     assert!(
-        metrics.of("sessiond_restore_last_success_timestamp_seconds")
-            >= metrics.of("process_start_time_seconds")
+        metrics.value("sessiond_restore_last_success_timestamp_seconds")
+            >= metrics.value("process_start_time_seconds")
     );
-    // It has the session: what is appended goes on in its log.
+    // The sidecar owns the session: appended lines continue its log.
     append(&transcript(&home, SESSION), line("more"));
     backend.run(&home, &["flush", "--wait"]).ok();
     let listed = backend.run(&home, &["status", "--json"]).ok().json();
@@ -442,9 +439,9 @@ fn a_sidecar_is_ready_once_the_session_is_restored() {
 #[test]
 fn a_sidecar_reports_a_failed_restore_and_starts_with_nothing_stored() {
     let (backend, home) = (Backend::file(), TempHome::new());
-    let daemon = Watched::daemon(&backend, &home, &["--session", SESSION]);
-    daemon.until_ready();
-    assert_eq!(daemon.metrics().of("sessiond_restores_total"), 0.0);
+    let daemon = ObservedDaemon::daemon(&backend, &home, &["--session", SESSION]);
+    daemon.wait_until_ready();
+    assert_eq!(daemon.metrics().value("sessiond_restores_total"), 0.0);
     assert_eq!(daemon.stop().0, Some(0));
     backend
         .run(&home, &["daemon", "--session", SESSION, "--must-exist"])
@@ -454,7 +451,7 @@ fn a_sidecar_reports_a_failed_restore_and_starts_with_nothing_stored() {
         .fails(2, "--session", "omit --session");
 }
 
-/// A disk that hangs is what stops the loop; no program's signal does that to one of its threads.
+/// A hanging disk stops the loop. A signal cannot do that to a single thread.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unresponsive_streaming_loop_is_unhealthy() {
     let world = World::new();
@@ -528,21 +525,21 @@ fn run_is_ready_before_its_command_starts() {
         "while ! test -e {}; do sleep 0.05; done; exit 5",
         flag.display()
     );
-    let mut run = Watched::start(
+    let mut run = ObservedDaemon::start(
         backend.command(
             &home,
             &["run", "--session", SESSION, "--", "sh", "-c", &script],
         ),
         &home,
     );
-    run.until_ready();
+    run.wait_until_ready();
     assert_eq!(
-        run.metrics().of("sessiond_restored_bytes_total"),
+        run.metrics().value("sessiond_restored_bytes_total"),
         text.len() as f64
     );
     std::fs::write(flag, "").unwrap();
     assert_eq!(run.process.code(), Some(5));
-    // Launched whatever is wrong: alive, never ready.
+    // The agent is started despite the error: the process is healthy but never ready.
     backend
         .run(&home, &["run", "--http", "nonsense", "--", "true"])
         .fails(2, "invalid --http value \"nonsense\"", "--http off");
@@ -565,21 +562,21 @@ fn run_is_ready_before_its_command_starts() {
 
 needs_servers!(metrics_count_flushes_restores_and_errors);
 fn metrics_count_flushes_restores_and_errors() {
-    let Some((backend, proxy)) = behind_proxy() else {
+    let Some((backend, proxy)) = backend_with_proxy() else {
         return;
     };
     let home = TempHome::new();
-    let daemon = Watched::daemon(
+    let daemon = ObservedDaemon::daemon(
         &backend,
         &home,
         &["--request-timeout", "5s", "--label", "team=secretteam"],
     );
-    daemon.until_ready();
+    daemon.wait_until_ready();
     let before = daemon.metrics();
     assert_eq!(
         (
-            before.of("sessiond_flushes_total"),
-            before.of("sessiond_logs")
+            before.value("sessiond_flushes_total"),
+            before.value("sessiond_logs")
         ),
         (0.0, 0.0)
     );
@@ -590,48 +587,49 @@ fn metrics_count_flushes_restores_and_errors() {
         append(&transcript(&home, SESSION), &text);
         backend.run(&home, &["flush", "--wait"]).ok();
     }
-    // An event that comes late makes it look once more, at nothing.
+    // A late file event causes another scan, without changes.
     let mut now = before;
     eventually("all is quiet", || {
         now = daemon.metrics();
-        now.of("sessiond_index_lag_entries") == 0.0 && now.of("sessiond_logs_unflushed") == 0.0
+        now.value("sessiond_index_backlog_entries") == 0.0
+            && now.value("sessiond_logs_unflushed") == 0.0
     });
-    assert_eq!(now.of("sessiond_uploaded_raw_bytes_total"), bytes as f64);
-    let flushes = now.of("sessiond_flushes_total");
+    assert_eq!(now.value("sessiond_uploaded_raw_bytes_total"), bytes as f64);
+    let flushes = now.value("sessiond_flushes_total");
     assert!((1.0..=3.0).contains(&flushes), "{flushes}");
-    // A claim before them.
-    assert_eq!(now.of("sessiond_entries_written_total"), flushes + 1.0);
-    assert_eq!(now.of("sessiond_flush_duration_seconds_count"), flushes);
-    assert!(now.of("sessiond_uploaded_stored_bytes_total") > 0.0);
+    // Plus one for the claim.
+    assert_eq!(now.value("sessiond_entries_written_total"), flushes + 1.0);
+    assert_eq!(now.value("sessiond_flush_duration_seconds_count"), flushes);
+    assert!(now.value("sessiond_uploaded_stored_bytes_total") > 0.0);
     assert_eq!(
         (
-            now.of("sessiond_logs"),
-            now.of("sessiond_watched_files"),
-            now.of("sessiond_logs_unflushed")
+            now.value("sessiond_logs"),
+            now.value("sessiond_watched_files"),
+            now.value("sessiond_logs_unflushed")
         ),
         (1.0, 1.0, 0.0)
     );
     assert_eq!(
         (
-            now.of("sessiond_lag_max_bytes"),
-            now.of("sessiond_lag_max_seconds")
+            now.value("sessiond_lag_max_bytes"),
+            now.value("sessiond_lag_max_seconds")
         ),
         (0.0, 0.0)
     );
     assert_eq!(
         (
-            now.of("sessiond_index_up"),
+            now.value("sessiond_index_up"),
             now.errors("flush", "unavailable")
         ),
         (1.0, 0.0)
     );
     assert!(
-        now.of("sessiond_flush_last_success_timestamp_seconds")
-            >= now.of("process_start_time_seconds")
+        now.value("sessiond_flush_last_success_timestamp_seconds")
+            >= now.value("process_start_time_seconds")
     );
     assert!(
-        now.of("sessiond_index_last_success_timestamp_seconds")
-            >= now.of("process_start_time_seconds")
+        now.value("sessiond_index_last_success_timestamp_seconds")
+            >= now.value("process_start_time_seconds")
     );
 
     proxy.set(Mode::Refuse);
@@ -641,44 +639,44 @@ fn metrics_count_flushes_restores_and_errors() {
         daemon.metrics().errors("flush", "unavailable") >= 2.0
     });
     let away = daemon.metrics();
-    assert_eq!(away.of("sessiond_logs_unflushed"), 1.0);
+    assert_eq!(away.value("sessiond_logs_unflushed"), 1.0);
     assert_eq!(
         (
-            away.of("sessiond_lag_sum_bytes"),
-            away.of("sessiond_lag_max_bytes")
+            away.value("sessiond_lag_sum_bytes"),
+            away.value("sessiond_lag_max_bytes")
         ),
         (text.len() as f64, text.len() as f64)
     );
     assert!(
-        away.of("sessiond_lag_max_seconds") > 0.0
-            && away.of("sessiond_lag_max_seconds") == away.of("sessiond_lag_sum_seconds")
+        away.value("sessiond_lag_max_seconds") > 0.0
+            && away.value("sessiond_lag_max_seconds") == away.value("sessiond_lag_sum_seconds")
     );
-    assert_eq!(away.of("sessiond_flushes_total"), flushes);
+    assert_eq!(away.value("sessiond_flushes_total"), flushes);
     proxy.set(Mode::Pass);
     eventually("it has caught up", || {
-        daemon.metrics().of("sessiond_lag_sum_bytes") == 0.0
+        daemon.metrics().value("sessiond_lag_sum_bytes") == 0.0
     });
     assert_eq!(
-        daemon.metrics().of("sessiond_uploaded_raw_bytes_total"),
+        daemon.metrics().value("sessiond_uploaded_raw_bytes_total"),
         (bytes + text.len()) as f64
     );
 
-    // Somebody takes the session over.
+    // Another writer takes over the session.
     let other = TempHome::new();
     backend.run(&other, &["restore", SESSION]).ok();
     append(&transcript(&home, SESSION), line("too late"));
     eventually("it is fenced", || {
-        daemon.metrics().of("sessiond_sessions_fenced") == 1.0
+        daemon.metrics().value("sessiond_sessions_fenced") == 1.0
     });
     eventually("the branch is written", || {
-        daemon.metrics().of("sessiond_branches_total") == 1.0
+        daemon.metrics().value("sessiond_branches_total") == 1.0
     });
     assert_eq!(daemon.metrics().errors("flush", "fenced"), 1.0);
     append(&transcript(&home, SESSION), line("more of the branch"));
     backend.run(&home, &["flush", "--wait"]);
-    assert_eq!(daemon.metrics().of("sessiond_branches_total"), 1.0);
+    assert_eq!(daemon.metrics().value("sessiond_branches_total"), 1.0);
 
-    // Nothing in it names anybody.
+    // No metric contains a name.
     let (_, page) = daemon.get("/metrics");
     for word in [
         SESSION,
@@ -700,20 +698,21 @@ fn metrics_count_flushes_restores_and_errors() {
 fn an_index_outage_is_visible_and_streaming_continues() {
     let (mut backend, home) = (Backend::file(), TempHome::new());
     backend.set("SESSIOND_INDEX", "postgres://nobody@127.0.0.1:1/none");
-    let daemon = Watched::daemon(&backend, &home, &[]);
-    daemon.until_ready();
+    let daemon = ObservedDaemon::daemon(&backend, &home, &[]);
+    daemon.wait_until_ready();
     append(&transcript(&home, SESSION), line("one"));
     backend.run(&home, &["flush", "--wait"]).ok();
     eventually("the index is away", || {
         let metrics = daemon.metrics();
-        metrics.of("sessiond_index_up") == 0.0 && metrics.of("sessiond_index_lag_entries") >= 1.0
+        metrics.value("sessiond_index_up") == 0.0
+            && metrics.value("sessiond_index_backlog_entries") >= 1.0
     });
     let metrics = daemon.metrics();
     assert!(metrics.errors("index", "unavailable") >= 1.0);
     assert_eq!(
         (
-            metrics.of("sessiond_lag_sum_bytes"),
-            metrics.of("sessiond_index_last_success_timestamp_seconds")
+            metrics.value("sessiond_lag_sum_bytes"),
+            metrics.value("sessiond_index_last_success_timestamp_seconds")
         ),
         (0.0, 0.0)
     );
@@ -726,8 +725,8 @@ fn an_index_outage_is_visible_and_streaming_continues() {
 #[test]
 fn invalid_http_requests_are_rejected() {
     let (backend, home) = (Backend::file(), TempHome::new());
-    let daemon = Watched::daemon(&backend, &home, &[]);
-    daemon.until_ready();
+    let daemon = ObservedDaemon::daemon(&backend, &home, &[]);
+    daemon.wait_until_ready();
     assert_eq!(daemon.get("/").0, 404);
     assert_eq!(daemon.get("/metrics/../../etc/passwd").0, 404);
     assert_eq!(daemon.get("/metrics?x=1").0, 200);
@@ -744,7 +743,7 @@ fn invalid_http_requests_are_rejected() {
         "y".repeat(64 << 10)
     );
     assert!(call(daemon.address, &long).is_none_or(|(status, _)| status == 431));
-    // More than may sit at the same time, who say nothing: they are sent away, and others are answered.
+    // More silent connections than allowed at once: they are closed, and other requests are served.
     let began = Instant::now();
     let mut silent: Vec<TcpStream> = (0..40)
         .map(|_| TcpStream::connect(daemon.address).unwrap())
@@ -787,7 +786,7 @@ fn a_taken_http_address_is_an_error_only_if_it_was_set() {
         !home.home().join(".claude/.sessiond").exists(),
         "it had begun"
     );
-    // Whoever has the default port, this test or another program: the next one goes on without.
+    // Whether this test or another program uses the default port: the next process runs without it.
     let _holder = TcpListener::bind("127.0.0.1:9464");
     let mut command = backend.command(&home, &["daemon"]);
     let (log, ready) = (home.path().join("default.log"), home.path().join("ready"));
@@ -800,10 +799,12 @@ fn a_taken_http_address_is_an_error_only_if_it_was_set() {
     eventually("it streams", || ready.exists());
     append(&transcript(&home, SESSION), line("one"));
     backend.run(&home, &["flush", "--wait"]).ok();
-    let said = std::fs::read_to_string(&log).unwrap();
+    let log_text = std::fs::read_to_string(&log).unwrap();
     assert!(
-        said.contains("WARN") && said.contains("127.0.0.1:9464") && said.contains("--http"),
-        "{said}"
+        log_text.contains("WARN")
+            && log_text.contains("127.0.0.1:9464")
+            && log_text.contains("--http"),
+        "{log_text}"
     );
     daemon.signal(Signal::TERM);
     assert_eq!(daemon.code(), Some(0));
@@ -812,22 +813,22 @@ fn a_taken_http_address_is_an_error_only_if_it_was_set() {
 #[test]
 fn the_session_store_serves_probes_and_metrics() {
     let (backend, home) = (Backend::file(), TempHome::new());
-    let server = Watched::start(backend.command(&home, &["serve-store"]), &home);
-    server.until_ready();
-    assert_eq!(server.metrics().of("sessiond_logs"), 0.0);
+    let server = ObservedDaemon::start(backend.command(&home, &["serve-store"]), &home);
+    server.wait_until_ready();
+    assert_eq!(server.metrics().value("sessiond_logs"), 0.0);
     assert_eq!(server.stop().0, Some(0));
 }
 
 needs_servers!(a_heartbeat_is_sent_only_while_everything_is_durable);
 fn a_heartbeat_is_sent_only_while_everything_is_durable() {
-    let Some((mut backend, proxy)) = behind_proxy() else {
+    let Some((mut backend, proxy)) = backend_with_proxy() else {
         return;
     };
     let home = TempHome::new();
-    let heard = Heard::start();
+    let recorder = RequestRecorder::start();
     backend.set(
         "SESSIOND_HEARTBEAT_URL",
-        format!("http://{}/ping/{SECRET}?key={SECRET}", heard.address),
+        format!("http://{}/ping/{SECRET}?key={SECRET}", recorder.address),
     );
     let arguments = [
         "--heartbeat-interval",
@@ -839,9 +840,9 @@ fn a_heartbeat_is_sent_only_while_everything_is_durable() {
         "--log",
         "debug",
     ];
-    let daemon = Watched::daemon(&backend, &home, &arguments);
-    eventually("it beats", || heard.count() >= 2);
-    let head = heard.heads().remove(0);
+    let daemon = ObservedDaemon::daemon(&backend, &home, &arguments);
+    eventually("it beats", || recorder.count() >= 2);
+    let head = recorder.request_heads().remove(0);
     assert!(
         head.starts_with(&format!("GET /ping/{SECRET}?key={SECRET} HTTP/1.1"))
             && head.contains("sessiond/"),
@@ -855,59 +856,66 @@ fn a_heartbeat_is_sent_only_while_everything_is_durable() {
     eventually("it is withheld", || {
         daemon
             .metrics()
-            .of("sessiond_heartbeats_total{result=\"withheld\"}")
+            .value("sessiond_heartbeats_total{result=\"withheld\"}")
             >= 1.0
     });
-    // From then on none comes, as long as the outage lasts.
-    let before = heard.count();
+    // From then on none is sent while the outage lasts.
+    let before = recorder.count();
     eventually("it is withheld again and again", || {
         daemon
             .metrics()
-            .of("sessiond_heartbeats_total{result=\"withheld\"}")
+            .value("sessiond_heartbeats_total{result=\"withheld\"}")
             >= 4.0
     });
-    assert_eq!(heard.count(), before);
+    assert_eq!(recorder.count(), before);
     proxy.set(Mode::Pass);
-    eventually("it beats again", || heard.count() > before);
-    assert_eq!(daemon.metrics().of("sessiond_lag_sum_bytes"), 0.0);
+    eventually("it beats again", || recorder.count() > before);
+    assert_eq!(daemon.metrics().value("sessiond_lag_sum_bytes"), 0.0);
 
-    // A server that is cross is told of once.
-    heard.status.store(500, Ordering::SeqCst);
+    // A server that rejects heartbeats is logged once.
+    recorder.status.store(500, Ordering::SeqCst);
     eventually("it fails", || {
         daemon
             .metrics()
-            .of("sessiond_heartbeats_total{result=\"failed\"}")
+            .value("sessiond_heartbeats_total{result=\"failed\"}")
             >= 3.0
     });
-    heard.status.store(200, Ordering::SeqCst);
+    recorder.status.store(200, Ordering::SeqCst);
     let failed = daemon
         .metrics()
-        .of("sessiond_heartbeats_total{result=\"failed\"}");
-    let sent = |metrics: &Metrics| metrics.of("sessiond_heartbeats_total{result=\"sent\"}");
+        .value("sessiond_heartbeats_total{result=\"failed\"}");
+    let sent = |metrics: &Metrics| metrics.value("sessiond_heartbeats_total{result=\"sent\"}");
     let so_far = sent(&daemon.metrics());
-    eventually("it is heard again", || sent(&daemon.metrics()) > so_far);
+    eventually("heartbeats are accepted again", || {
+        sent(&daemon.metrics()) > so_far
+    });
     assert!(
         failed >= 3.0
             && daemon
                 .metrics()
-                .of("sessiond_heartbeat_last_success_timestamp_seconds")
+                .value("sessiond_heartbeat_last_success_timestamp_seconds")
                 > 0.0
     );
     let status = backend.run(&home, &["status", "--json"]).ok().out();
     let help = backend.run(&home, &["daemon", "--help"]).ok().out();
-    let (code, said) = daemon.stop();
+    let (code, log_text) = daemon.stop();
     assert_eq!(code, Some(0));
-    assert_eq!(said.matches("the heartbeat failed").count(), 1, "{said}");
     assert_eq!(
-        said.matches("withholding heartbeats: not everything is durable")
+        log_text.matches("the heartbeat failed").count(),
+        1,
+        "{log_text}"
+    );
+    assert_eq!(
+        log_text
+            .matches("withholding heartbeats: not everything is durable")
             .count(),
         1,
-        "{said}"
+        "{log_text}"
     );
-    for text in [&said, &status, &help] {
+    for text in [&log_text, &status, &help] {
         assert!(!text.contains(SECRET), "{text}");
     }
-    // Nor in what is said of an address that cannot be read.
+    // Nor in the error for an invalid address.
     for bad in [
         format!("ftp://host/{SECRET}"),
         format!("http://user:{SECRET}@host/"),
@@ -921,7 +929,7 @@ fn a_heartbeat_is_sent_only_while_everything_is_durable() {
     }
     backend.set(
         "SESSIOND_HEARTBEAT_URL",
-        format!("http://{}", heard.address),
+        format!("http://{}", recorder.address),
     );
     backend
         .run(&home, &["daemon", "--heartbeat-interval", "0s"])
@@ -931,29 +939,29 @@ fn a_heartbeat_is_sent_only_while_everything_is_durable() {
 #[test]
 fn flushes_and_restores_are_exported_as_traces() {
     let mut backend = Backend::file();
-    let heard = Heard::start();
+    let recorder = RequestRecorder::start();
     stored(&backend);
     let home = TempHome::new();
     backend.set(
         "SESSIOND_OTLP_ENDPOINT",
-        format!("http://{}/otlp", heard.address),
+        format!("http://{}/otlp", recorder.address),
     );
     backend.set(
         "OTEL_EXPORTER_OTLP_HEADERS",
         format!("authorization=Bearer%20{SECRET}"),
     );
     backend.set("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=test");
-    let daemon = Watched::daemon(&backend, &home, &["--session", SESSION, "--log", "debug"]);
-    daemon.until_ready();
+    let daemon = ObservedDaemon::daemon(&backend, &home, &["--session", SESSION, "--log", "debug"]);
+    daemon.wait_until_ready();
     let spoken = "what was spoken stays here";
     append(&transcript(&home, SESSION), line(spoken));
     backend.run(&home, &["flush", "--wait"]).ok();
-    let (code, said) = daemon.stop();
-    assert_eq!(code, Some(0), "{said}");
-    assert!(!said.contains(SECRET), "{said}");
+    let (code, log_text) = daemon.stop();
+    assert_eq!(code, Some(0), "{log_text}");
+    assert!(!log_text.contains(SECRET), "{log_text}");
     // Log lines do not carry the spans.
-    assert!(!said.contains("restore{"), "{said}");
-    for head in heard.heads() {
+    assert!(!log_text.contains("restore{"), "{log_text}");
+    for head in recorder.request_heads() {
         assert!(head.starts_with("POST /otlp/v1/traces HTTP/1.1"), "{head}");
         assert!(
             head.contains("content-type: application/json")
@@ -961,7 +969,7 @@ fn flushes_and_restores_are_exported_as_traces() {
             "{head}"
         );
     }
-    let raw: Vec<u8> = heard
+    let raw: Vec<u8> = recorder
         .requests
         .lock()
         .unwrap()
@@ -976,7 +984,7 @@ fn flushes_and_restores_are_exported_as_traces() {
         "{raw}"
     );
 
-    let spans = heard.spans();
+    let spans = recorder.spans();
     let named = |name: &str| {
         spans
             .iter()
@@ -1057,31 +1065,38 @@ fn flushes_and_restores_are_exported_as_traces() {
 #[test]
 fn an_unreachable_trace_collector_changes_nothing() {
     let (mut backend, home) = (Backend::file(), TempHome::new());
-    // Where OpenTelemetry's own variables are meant for the agent, they are no reason to fail.
+    // Invalid OpenTelemetry variables, which are meant for the agent, are not an error.
     backend.set("OTEL_EXPORTER_OTLP_ENDPOINT", "not an address");
-    let daemon = Watched::daemon(&backend, &home, &[]);
-    daemon.until_ready();
-    let (code, said) = daemon.stop();
+    let daemon = ObservedDaemon::daemon(&backend, &home, &[]);
+    daemon.wait_until_ready();
+    let (code, log_text) = daemon.stop();
     assert_eq!(code, Some(0));
-    assert!(said.contains("traces are disabled"), "{said}");
+    assert!(log_text.contains("traces are disabled"), "{log_text}");
 
     backend.set("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1");
-    let daemon = Watched::daemon(&backend, &home, &[]);
-    daemon.until_ready();
+    let daemon = ObservedDaemon::daemon(&backend, &home, &[]);
+    daemon.wait_until_ready();
     append(&transcript(&home, SESSION), line("one"));
     backend.run(&home, &["flush", "--wait"]).ok();
-    let (code, said) = daemon.stop();
+    let (code, log_text) = daemon.stop();
     assert_eq!(code, Some(0));
-    assert_eq!(said.matches("the trace export failed").count(), 1, "{said}");
+    assert_eq!(
+        log_text.matches("the trace export failed").count(),
+        1,
+        "{log_text}"
+    );
 
     backend
         .run(&home, &["daemon", "--otlp-endpoint", "nonsense"])
         .fails(2, "--otlp-endpoint", "http://");
     backend.set("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc");
-    let daemon = Watched::daemon(&backend, &home, &[]);
-    daemon.until_ready();
-    let (_, said) = daemon.stop();
-    assert!(said.contains("grpc") && !said.contains("WARN"), "{said}");
+    let daemon = ObservedDaemon::daemon(&backend, &home, &[]);
+    daemon.wait_until_ready();
+    let (_, log_text) = daemon.stop();
+    assert!(
+        log_text.contains("grpc") && !log_text.contains("WARN"),
+        "{log_text}"
+    );
 }
 
 #[test]
@@ -1092,19 +1107,19 @@ fn a_heartbeat_accepts_a_custom_certificate_authority() {
         "SESSIOND_HEARTBEAT_URL",
         format!("https://localhost:{}/{SECRET}", tls.port),
     );
-    let strange = Watched::daemon(&backend, &home, &["--heartbeat-interval", "1s"]);
+    let strange = ObservedDaemon::daemon(&backend, &home, &["--heartbeat-interval", "1s"]);
     eventually("it is not trusted", || {
         strange
             .metrics()
-            .of("sessiond_heartbeats_total{result=\"failed\"}")
+            .value("sessiond_heartbeats_total{result=\"failed\"}")
             >= 1.0
     });
-    let (_, said) = strange.stop();
+    let (_, log_text) = strange.stop();
     assert!(
-        said.contains("https://localhost") && !said.contains(SECRET),
-        "{said}"
+        log_text.contains("https://localhost") && !log_text.contains(SECRET),
+        "{log_text}"
     );
-    let trusted = Watched::daemon(
+    let trusted = ObservedDaemon::daemon(
         &backend,
         &home,
         &[
@@ -1117,7 +1132,7 @@ fn a_heartbeat_accepts_a_custom_certificate_authority() {
     eventually("it is heard", || {
         trusted
             .metrics()
-            .of("sessiond_heartbeats_total{result=\"sent\"}")
+            .value("sessiond_heartbeats_total{result=\"sent\"}")
             >= 1.0
     });
     assert_eq!(trusted.stop().0, Some(0));
@@ -1126,18 +1141,18 @@ fn a_heartbeat_accepts_a_custom_certificate_authority() {
 /// A web server with TLS, by `openssl`.
 struct Tls {
     _process: backend::Running,
-    place: TempHome,
+    directory: TempHome,
     port: u16,
 }
 
 impl Tls {
     fn start() -> Option<Tls> {
-        let place = TempHome::new();
+        let directory = TempHome::new();
         let openssl = |arguments: &[&str]| {
-            let mut command = place.command(Path::new("openssl"));
+            let mut command = directory.command(Path::new("openssl"));
             command
                 .args(arguments)
-                .current_dir(place.path())
+                .current_dir(directory.path())
                 .stdin(Stdio::piped())
                 .stdout(Stdio::null())
                 .stderr(Stdio::null());
@@ -1147,7 +1162,7 @@ impl Tls {
             "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "key.pem", "-out",
             "cert.pem", "-days", "2",
         ];
-        // Not as an authority of its own, which no client takes for a server.
+        // Not as a certificate authority, which no client accepts as a server.
         let kind = ["-addext", "basicConstraints=critical,CA:FALSE"];
         let name = [
             "-subj",
@@ -1176,14 +1191,14 @@ impl Tls {
         eventually("openssl serves", || TcpStream::connect(&accept).is_ok());
         Some(Tls {
             _process: process,
-            place,
+            directory,
             port,
         })
     }
 
     fn certificate(&self, home: &TempHome) -> std::path::PathBuf {
         let copy = home.path().join("ca.pem");
-        std::fs::copy(self.place.path().join("cert.pem"), &copy).unwrap();
+        std::fs::copy(self.directory.path().join("cert.pem"), &copy).unwrap();
         copy
     }
 }

@@ -19,9 +19,9 @@ use sessiond::upkeep::compact::merge_small_segments;
 
 use crate::support::TempHome;
 
-struct Watcher(Mutex<Timestamp>);
+struct ManualClock(Mutex<Timestamp>);
 
-impl Clock for Watcher {
+impl Clock for ManualClock {
     fn now(&self) -> Timestamp {
         *self.0.lock().unwrap()
     }
@@ -42,7 +42,9 @@ async fn a_writer_idle_across_a_gc_is_fenced_even_if_its_seq_is_free() {
     let index = Arc::new(
         SqlIndex::open(&format!("sqlite://{}", home.path().join("i.db").display())).unwrap(),
     );
-    let watch = Arc::new(Watcher(Mutex::new("2026-05-01T12:00:00Z".parse().unwrap())));
+    let watch = Arc::new(ManualClock(Mutex::new(
+        "2026-05-01T12:00:00Z".parse().unwrap(),
+    )));
     let logs = Logs {
         store: Arc::new(EncryptedStore::without_keys(store.clone())),
         fence: Arc::new(Fencing::new(FencingPolicy::Auto, index, false)),
@@ -91,7 +93,7 @@ async fn a_writer_idle_across_a_gc_is_fenced_even_if_its_seq_is_free() {
         store.delete(&keys::entry(&id, seq)).await.unwrap();
     }
 
-    // Its number is free, and the store lets it have it; it must not call that durable.
+    // Its seq is free, and the store accepts the write; the writer must not report it as durable.
     let late = next(&logs, &id, &sleeper);
     for _ in 0..2 {
         assert!(matches!(
@@ -100,7 +102,7 @@ async fn a_writer_idle_across_a_gc_is_fenced_even_if_its_seq_is_free() {
         ));
     }
     assert_eq!(sleeper.seq, 1);
-    // The one that holds the session goes on.
+    // The owner of the session continues.
     let entry = next(&logs, &id, &other);
     assert!(matches!(
         logs.append(&id, &mut other, &entry).await.unwrap(),

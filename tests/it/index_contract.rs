@@ -18,39 +18,35 @@ use sessiond::model::{
 use crate::support::needs_servers;
 use crate::support::servers::postgres;
 
-/// A database for one test, and the directory it lives in if it is a file.
-pub struct Place {
+/// A database for one test, and its directory if it is a file.
+pub struct TestDatabase {
     pub url: String,
-    _folder: Option<tempfile::TempDir>,
+    _directory: Option<tempfile::TempDir>,
 }
 
-impl Place {
+impl TestDatabase {
     pub fn open(&self) -> SqlIndex {
         SqlIndex::open(&self.url).unwrap()
     }
 }
 
-pub fn sqlite_place() -> Place {
+pub fn sqlite_database() -> TestDatabase {
     let directory = tempfile::tempdir().unwrap();
     let url = format!("sqlite://{}/state/index.db", directory.path().display());
-    Place {
+    TestDatabase {
         url,
-        _folder: Some(directory),
+        _directory: Some(directory),
     }
 }
 
-pub fn postgres_place() -> Option<Place> {
-    let Some(server) = postgres() else {
-        eprintln!("SKIPPED on PostgreSQL: none is installed");
-        return None;
-    };
-    Some(Place {
-        url: server.fresh_database(),
-        _folder: None,
+pub fn postgres_database() -> Option<TestDatabase> {
+    Some(TestDatabase {
+        url: postgres()?.fresh_database(),
+        _directory: None,
     })
 }
 
-/// Makes one test of each case for each database.
+/// Defines one test per case and database.
 macro_rules! contract {
     (slow: $($case:ident),* $(,)?) => {
         $crate::index_contract::contract!(@ slow_sqlite slow_needs_servers $($case)*);
@@ -61,12 +57,12 @@ macro_rules! contract {
     (@ $sqlite:ident $needs_servers:ident $($case:ident)*) => {
         mod $sqlite { $(
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn $case() { super::$case(super::sqlite_place()).await }
+            async fn $case() { super::$case(super::sqlite_database()).await }
         )* }
         mod $needs_servers { $(
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $case() {
-                if let Some(place) = super::postgres_place() { super::$case(place).await }
+                if let Some(database) = super::postgres_database() { super::$case(database).await }
             }
         )* }
     };
@@ -77,26 +73,26 @@ pub(crate) use contract;
 contract!(
     a_record_counts_once,
     a_record_out_of_order_is_a_gap,
-    impossible_numbers_are_refused,
-    a_number_passed_over_is_no_gap,
+    out_of_range_numbers_are_rejected,
+    a_skipped_seq_is_not_a_gap,
     racing_records_give_the_rows_of_one,
-    racing_logs_all_arrive,
+    concurrent_logs_are_all_recorded,
     moves_rename_and_replace,
     a_session_of_branches_alone_is_listed,
-    facts_override_only_where_they_say_something,
-    strange_text_is_kept,
+    only_known_facts_replace_older_ones,
+    any_unicode_text_round_trips,
     pages_show_each_session_once,
-    a_page_of_a_thousand,
+    a_page_has_at_most_a_thousand_sessions,
     prefixes_are_literal,
-    filters_narrow,
-    bad_cursors_are_usage,
-    what_is_said_is_found_again,
-    a_status_follows_from_what_is_said_and_written_in_any_order,
-    an_older_word_changes_nothing,
-    forgetting_and_replaying_gives_the_same_rows,
+    filters_select_sessions,
+    an_invalid_cursor_is_a_usage_error,
+    metadata_is_found_by_filters,
+    the_status_does_not_depend_on_the_order_of_metadata_and_entries,
+    an_older_metadata_version_is_ignored,
+    deleting_and_recording_again_gives_the_same_rows,
     one_of_racing_fences_wins,
-    old_failures_go,
-    first_opens_race,
+    old_failures_are_deleted,
+    concurrent_first_opens_succeed,
 );
 
 pub fn log(id: &str) -> LogId {
@@ -198,8 +194,8 @@ async fn rows(index: &SqlIndex, log: &LogId) -> Rows {
     )
 }
 
-async fn a_record_counts_once(place: Place) {
-    let (index, log) = (place.open(), log("s1"));
+async fn a_record_counts_once(database: TestDatabase) {
+    let (index, log) = (database.open(), log("s1"));
     index.ping().await.unwrap();
     assert_eq!(rows(&index, &log).await, (None, vec![], vec![]));
     assert_eq!(
@@ -253,7 +249,7 @@ async fn a_record_counts_once(place: Place) {
             .collect::<Vec<_>>(),
         ["claim", "delta"]
     );
-    // An entry by a clock that goes wrong does not take the session back in time.
+    // An entry with a wrong clock does not move the session back in time.
     let mut third = entry(&log, 3, vec![part("a.jsonl", 10, 5)]);
     third.header.at = at(-1000);
     index.record(&third).await.unwrap();
@@ -264,8 +260,8 @@ async fn a_record_counts_once(place: Place) {
     );
 }
 
-async fn a_record_out_of_order_is_a_gap(place: Place) {
-    let (index, log) = (place.open(), log("s1"));
+async fn a_record_out_of_order_is_a_gap(database: TestDatabase) {
+    let (index, log) = (database.open(), log("s1"));
     assert_eq!(
         index.record(&entry(&log, 2, vec![])).await.unwrap(),
         RecordOutcome::Gap { head: 0 }
@@ -283,8 +279,8 @@ async fn a_record_out_of_order_is_a_gap(place: Place) {
     assert_eq!(rows(&index, &log).await, before);
 }
 
-async fn impossible_numbers_are_refused(place: Place) {
-    let (index, log) = (place.open(), log("s1"));
+async fn out_of_range_numbers_are_rejected(database: TestDatabase) {
+    let (index, log) = (database.open(), log("s1"));
     let mut backwards = entry(&log, 5, vec![]);
     backwards.header.prev_seq = Some(5);
     let mut long = entry(&log, 1, vec![part("a", u64::MAX, u64::MAX)]);
@@ -301,7 +297,7 @@ async fn impossible_numbers_are_refused(place: Place) {
         );
     }
     assert_eq!(rows(&index, &log).await, (None, vec![], vec![]));
-    // Sums are watched too.
+    // Sums have the same limit.
     index
         .record(&entry(&log, 1, vec![part("a", 0, i64::MAX as u64)]))
         .await
@@ -317,8 +313,8 @@ async fn impossible_numbers_are_refused(place: Place) {
     assert_eq!(index.session(&log).await.unwrap().unwrap().head, 1);
 }
 
-async fn a_number_passed_over_is_no_gap(place: Place) {
-    let (index, log) = (place.open(), log("s1"));
+async fn a_skipped_seq_is_not_a_gap(database: TestDatabase) {
+    let (index, log) = (database.open(), log("s1"));
     index.record(&entry(&log, 1, vec![])).await.unwrap();
     let mut third = entry(&log, 3, vec![]);
     third.header.prev_seq = Some(1);
@@ -329,8 +325,12 @@ async fn a_number_passed_over_is_no_gap(place: Place) {
     );
 }
 
-async fn racing_records_give_the_rows_of_one(place: Place) {
-    let (one, two, log) = (Arc::new(place.open()), Arc::new(place.open()), log("s1"));
+async fn racing_records_give_the_rows_of_one(database: TestDatabase) {
+    let (one, two, log) = (
+        Arc::new(database.open()),
+        Arc::new(database.open()),
+        log("s1"),
+    );
     for seq in 1..=12 {
         let record = entry(&log, seq, vec![part("a.jsonl", (seq - 1) * 10, 10)]);
         let tasks: Vec<_> = (0..8)
@@ -368,8 +368,8 @@ async fn racing_records_give_the_rows_of_one(place: Place) {
     );
 }
 
-async fn racing_logs_all_arrive(place: Place) {
-    let index = Arc::new(place.open());
+async fn concurrent_logs_are_all_recorded(database: TestDatabase) {
+    let index = Arc::new(database.open());
     let tasks: Vec<_> = (0..16)
         .map(|number| {
             let index = index.clone();
@@ -410,8 +410,8 @@ async fn racing_logs_all_arrive(place: Place) {
     );
 }
 
-async fn moves_rename_and_replace(place: Place) {
-    let (index, log) = (place.open(), log("s1"));
+async fn moves_rename_and_replace(database: TestDatabase) {
+    let (index, log) = (database.open(), log("s1"));
     let moved = |from: &str, to: &str| FileMove {
         from: from.parse().unwrap(),
         to: to.parse().unwrap(),
@@ -439,7 +439,7 @@ async fn moves_rename_and_replace(place: Place) {
         .into_iter()
         .map(|row| (row.path.to_string(), row.state.len, row.state.seq))
         .collect();
-    // By bytes of the path, on both databases.
+    // Ordered by the bytes of the path on both databases.
     assert_eq!(
         files,
         [
@@ -450,8 +450,8 @@ async fn moves_rename_and_replace(place: Place) {
     );
 }
 
-async fn a_session_of_branches_alone_is_listed(place: Place) {
-    let (index, log) = (place.open(), log("s1"));
+async fn a_session_of_branches_alone_is_listed(database: TestDatabase) {
+    let (index, log) = (database.open(), log("s1"));
     for (seq, writer) in [(8, "w9"), (7, "w9"), (7, "w2")] {
         let record = on_branch(entry(&log, seq, vec![part("a", 0, 5)]), writer);
         assert_eq!(
@@ -475,7 +475,7 @@ async fn a_session_of_branches_alone_is_listed(place: Place) {
     assert_eq!(session.branches, ["w2", "w9"]);
     assert_eq!(ids(&index, &filter()).await, ["s1"]);
     assert!(index.files(&log).await.unwrap().is_empty());
-    // The log itself comes later, and says when it began and was changed.
+    // The main log arrives later and sets the times of creation and change.
     assert_eq!(
         index
             .record(&entry(&log, 1, vec![part("a", 0, 5)]))
@@ -497,7 +497,7 @@ async fn a_session_of_branches_alone_is_listed(place: Place) {
         index.sessions(&filter()).await.unwrap().sessions,
         std::slice::from_ref(&session)
     );
-    // A branch beside a log leaves the session as it is.
+    // A branch does not change a session that has a main log.
     index
         .record(&on_branch(entry(&log, 99, vec![]), "w2"))
         .await
@@ -523,8 +523,8 @@ async fn a_session_of_branches_alone_is_listed(place: Place) {
     );
 }
 
-async fn facts_override_only_where_they_say_something(place: Place) {
-    let (index, log) = (place.open(), log("s1"));
+async fn only_known_facts_replace_older_ones(database: TestDatabase) {
+    let (index, log) = (database.open(), log("s1"));
     let mut first = entry(&log, 1, vec![]);
     first.transcripts.facts = SessionFacts {
         project: Some("-work-app".into()),
@@ -552,8 +552,8 @@ async fn facts_override_only_where_they_say_something(place: Place) {
     );
 }
 
-async fn strange_text_is_kept(place: Place) {
-    let (index, log) = (place.open(), log("s1"));
+async fn any_unicode_text_round_trips(database: TestDatabase) {
+    let (index, log) = (database.open(), log("s1"));
     let long = (0..100_000)
         .map(|number: u32| Digest::of(&number.to_be_bytes()).to_string())
         .take(200)
@@ -593,9 +593,10 @@ async fn strange_text_is_kept(place: Place) {
     );
 }
 
-async fn pages_show_each_session_once(place: Place) {
-    let index = place.open();
-    // Several of one time, so that pages end inside a tie; upper and lower case, so that a locale would sort differently.
+async fn pages_show_each_session_once(database: TestDatabase) {
+    let index = database.open();
+    // Several sessions have the same time, so that pages end inside a tie. Upper and lower case,
+    // because a locale would sort them differently.
     let mut made = Vec::new();
     for number in 0..57_i64 {
         let id = format!(
@@ -662,8 +663,8 @@ async fn pages_show_each_session_once(place: Place) {
     }
 }
 
-async fn a_page_of_a_thousand(place: Place) {
-    let index = place.open();
+async fn a_page_has_at_most_a_thousand_sessions(database: TestDatabase) {
+    let index = database.open();
     for number in 0..1003 {
         index
             .record(&entry(&log(&format!("s{number:04}")), 1, vec![]))
@@ -699,8 +700,8 @@ async fn a_page_of_a_thousand(place: Place) {
     );
 }
 
-async fn prefixes_are_literal(place: Place) {
-    let index = place.open();
+async fn prefixes_are_literal(database: TestDatabase) {
+    let index = database.open();
     for id in ["a_b", "a-b", "axb", "aXb", "a=25b", "a", "z"] {
         index.record(&entry(&log(id), 1, vec![])).await.unwrap();
     }
@@ -714,7 +715,7 @@ async fn prefixes_are_literal(place: Place) {
     assert_eq!(ids(&index, &with("z")).await, ["z"]);
     assert_eq!(ids(&index, &with("a")).await.len(), 6);
     assert_eq!(ids(&index, &with("")).await.len(), 7);
-    // Also behind a cursor.
+    // Also after a cursor.
     let first = index
         .sessions(&SessionFilter {
             limit: 4,
@@ -753,8 +754,8 @@ async fn prefixes_are_literal(place: Place) {
     }
 }
 
-async fn filters_narrow(place: Place) {
-    let index = place.open();
+async fn filters_select_sessions(database: TestDatabase) {
+    let index = database.open();
     for (id, agent, project) in [
         ("s1", "codex", Some("p")),
         ("s2", "claude-code", Some("p")),
@@ -836,7 +837,7 @@ async fn filters_narrow(place: Place) {
     );
 }
 
-fn wishes(labels: &[(&str, &str)], request: Option<&str>) -> SessionMetadata {
+fn metadata(labels: &[(&str, &str)], request: Option<&str>) -> SessionMetadata {
     let labels = labels
         .iter()
         .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
@@ -849,8 +850,8 @@ fn wishes(labels: &[(&str, &str)], request: Option<&str>) -> SessionMetadata {
     }
 }
 
-async fn what_is_said_is_found_again(place: Place) {
-    let index = place.open();
+async fn metadata_is_found_by_filters(database: TestDatabase) {
+    let index = database.open();
     for id in ["s1", "s2", "s3"] {
         index.record(&entry(&log(id), 1, Vec::new())).await.unwrap();
     }
@@ -858,12 +859,12 @@ async fn what_is_said_is_found_again(place: Place) {
         .set_metadata(
             &log("s1"),
             1,
-            &wishes(&[("team", "infra"), ("odd", "a'b\"c=ü")], Some("r1")),
+            &metadata(&[("team", "infra"), ("odd", "a'b\"c=ü")], Some("r1")),
         )
         .await
         .unwrap();
     index
-        .set_metadata(&log("s2"), 1, &wishes(&[("team", "infra")], Some("r2")))
+        .set_metadata(&log("s2"), 1, &metadata(&[("team", "infra")], Some("r2")))
         .await
         .unwrap();
     index
@@ -872,7 +873,7 @@ async fn what_is_said_is_found_again(place: Place) {
             1,
             &SessionMetadata {
                 ttl: Some(Ttl::Never),
-                ..wishes(&[("team", "web")], None)
+                ..metadata(&[("team", "web")], None)
             },
         )
         .await
@@ -911,9 +912,9 @@ async fn what_is_said_is_found_again(place: Place) {
         .await,
         ["s2"]
     );
-    // What is said anew replaces all of it, and what the index does not know cannot be said anything of.
+    // New metadata replaces the old metadata completely. Metadata of an unknown session is ignored.
     index
-        .set_metadata(&log("s1"), 2, &wishes(&[("team", "web")], None))
+        .set_metadata(&log("s1"), 2, &metadata(&[("team", "web")], None))
         .await
         .unwrap();
     let page = index.sessions(&with(&["team=web"])).await.unwrap();
@@ -936,14 +937,14 @@ async fn what_is_said_is_found_again(place: Place) {
         .is_empty()
     );
     index
-        .set_metadata(&log("nobody"), 1, &wishes(&[], None))
+        .set_metadata(&log("nobody"), 1, &metadata(&[], None))
         .await
         .unwrap();
     assert_eq!(index.session(&log("nobody")).await.unwrap(), None);
 }
 
-async fn a_status_follows_from_what_is_said_and_written_in_any_order(place: Place) {
-    let index = place.open();
+async fn the_status_does_not_depend_on_the_order_of_metadata_and_entries(database: TestDatabase) {
+    let index = database.open();
     let at_rest = |is, raw| SessionMetadata {
         closed: Some(Closed {
             status: is,
@@ -958,11 +959,11 @@ async fn a_status_follows_from_what_is_said_and_written_in_any_order(place: Plac
             entry(&log(id), 3, Vec::new()),
         ]
     };
-    // Said before, between and after the entries.
-    for (id, said_after) in [("s1", 1), ("s2", 2), ("s3", 3)] {
+    // Metadata arrives before, between and after the entries.
+    for (id, metadata_after) in [("s1", 1), ("s2", 2), ("s3", 3)] {
         for (number, record) in (1..).zip(records(id)) {
             index.record(&record).await.unwrap();
-            if number == said_after {
+            if number == metadata_after {
                 index
                     .set_metadata(&log(id), 1, &at_rest(ClosedStatus::Completed, 5))
                     .await
@@ -994,30 +995,30 @@ async fn a_status_follows_from_what_is_said_and_written_in_any_order(place: Plac
     }
 }
 
-async fn an_older_word_changes_nothing(place: Place) {
-    let index = place.open();
+async fn an_older_metadata_version_is_ignored(database: TestDatabase) {
+    let index = database.open();
     index
         .record(&entry(&log("s1"), 1, Vec::new()))
         .await
         .unwrap();
     index
-        .set_metadata(&log("s1"), 3, &wishes(&[("a", "new")], Some("r")))
+        .set_metadata(&log("s1"), 3, &metadata(&[("a", "new")], Some("r")))
         .await
         .unwrap();
     let row = index.session(&log("s1")).await.unwrap();
     index
-        .set_metadata(&log("s1"), 2, &wishes(&[("a", "old")], None))
+        .set_metadata(&log("s1"), 2, &metadata(&[("a", "old")], None))
         .await
         .unwrap();
     assert_eq!(index.session(&log("s1")).await.unwrap(), row);
-    // A session that was deleted for good begins with nothing.
+    // A deleted session starts without metadata.
     let mut purge = entry(&log("s1"), 2, Vec::new());
     purge.header.kind = EntryKind::Purge;
     index.record(&purge).await.unwrap();
     let row = index.session(&log("s1")).await.unwrap().unwrap();
     assert_eq!((row.labels.len(), row.request_id, row.ttl), (0, None, None));
     index
-        .set_metadata(&log("s1"), 1, &wishes(&[("a", "again")], None))
+        .set_metadata(&log("s1"), 1, &metadata(&[("a", "again")], None))
         .await
         .unwrap();
     assert_eq!(
@@ -1026,8 +1027,8 @@ async fn an_older_word_changes_nothing(place: Place) {
     );
 }
 
-async fn bad_cursors_are_usage(place: Place) {
-    let index = place.open();
+async fn an_invalid_cursor_is_a_usage_error(database: TestDatabase) {
+    let index = database.open();
     for bad in [
         "",
         "x",
@@ -1048,8 +1049,8 @@ async fn bad_cursors_are_usage(place: Place) {
     }
 }
 
-/// A log with everything in it.
-fn a_story(log: &LogId) -> Vec<EntryRecord> {
+/// A log with every kind of entry.
+fn sample_log(log: &LogId) -> Vec<EntryRecord> {
     let mut records = vec![
         entry(log, 1, vec![]),
         entry(
@@ -1076,16 +1077,16 @@ fn a_story(log: &LogId) -> Vec<EntryRecord> {
     records
 }
 
-async fn forgetting_and_replaying_gives_the_same_rows(place: Place) {
+async fn deleting_and_recording_again_gives_the_same_rows(database: TestDatabase) {
     let (index, log, fence) = (
-        place.open(),
+        database.open(),
         log("s1"),
         FenceRow {
             seq: 4,
             writer: "w1".parse().unwrap(),
         },
     );
-    let records = a_story(&log);
+    let records = sample_log(&log);
     for record in &records {
         index.record(record).await.unwrap();
     }
@@ -1098,7 +1099,7 @@ async fn forgetting_and_replaying_gives_the_same_rows(place: Place) {
     index.delete_log(&log).await.unwrap();
     assert_eq!(rows(&index, &log).await, (None, vec![], vec![]));
     assert_eq!(index.read_fence(&log).await.unwrap(), Some(fence));
-    // Branches first this time: the rows do not tell.
+    // Branches first this time: the order does not change the rows.
     for record in records
         .iter()
         .filter(|record| record.branch.is_some())
@@ -1109,8 +1110,12 @@ async fn forgetting_and_replaying_gives_the_same_rows(place: Place) {
     assert_eq!(rows(&index, &log).await, before);
 }
 
-async fn one_of_racing_fences_wins(place: Place) {
-    let (one, two, log) = (Arc::new(place.open()), Arc::new(place.open()), log("s1"));
+async fn one_of_racing_fences_wins(database: TestDatabase) {
+    let (one, two, log) = (
+        Arc::new(database.open()),
+        Arc::new(database.open()),
+        log("s1"),
+    );
     let mut from: Option<FenceRow> = None;
     assert_eq!(one.read_fence(&log).await.unwrap(), None);
     for round in 1..=5 {
@@ -1157,8 +1162,8 @@ async fn one_of_racing_fences_wins(place: Place) {
     );
 }
 
-async fn old_failures_go(place: Place) {
-    let index = place.open();
+async fn old_failures_are_deleted(database: TestDatabase) {
+    let index = database.open();
     let failure = |namespace: &str, number: u32| Failure {
         namespace: namespace.parse().unwrap(),
         agent: "codex".parse().unwrap(),
@@ -1203,10 +1208,10 @@ async fn old_failures_go(place: Place) {
     );
 }
 
-async fn first_opens_race(place: Place) {
+async fn concurrent_first_opens_succeed(database: TestDatabase) {
     let tasks: Vec<_> = (0..4)
         .map(|number| {
-            let index = place.open();
+            let index = database.open();
             tokio::spawn(async move {
                 index.ping().await.unwrap();
                 index
@@ -1219,18 +1224,18 @@ async fn first_opens_race(place: Place) {
     for task in tasks {
         assert_eq!(task.await.unwrap(), RecordOutcome::Recorded);
     }
-    assert_eq!(ids(&place.open(), &filter()).await.len(), 4);
+    assert_eq!(ids(&database.open(), &filter()).await.len(), 4);
 }
 
 needs_servers!(async both_databases_give_the_same_rows);
 async fn both_databases_give_the_same_rows() {
-    let Some(postgres) = postgres_place() else {
+    let Some(postgres) = postgres_database() else {
         return;
     };
-    let sqlite = sqlite_place();
+    let sqlite = sqlite_database();
     let (one, two) = (sqlite.open(), postgres.open());
     for id in ["s1", "S2", "_s3"] {
-        for record in a_story(&log(id)) {
+        for record in sample_log(&log(id)) {
             assert_eq!(
                 one.record(&record).await.unwrap(),
                 two.record(&record).await.unwrap()

@@ -11,7 +11,7 @@ use sessiond::index::{Index, RecordOutcome};
 use sqlx::Connection;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::index_contract::{entry, log, postgres_place, sqlite_place};
+use crate::index_contract::{entry, log, postgres_database, sqlite_database};
 use crate::support::needs_servers;
 use crate::support::servers::{Postgres, postgres};
 
@@ -86,12 +86,12 @@ async fn a_wrong_password_is_a_usage_error() {
 
 needs_servers!(async an_unknown_database_or_role_is_a_usage_error);
 async fn an_unknown_database_or_role_is_a_usage_error() {
-    let Some(place) = postgres_place() else {
+    let Some(database) = postgres_database() else {
         return;
     };
-    let unknown = ping(&place.url.replace("/t", "/no-such-t")).await;
+    let unknown = ping(&database.url.replace("/t", "/no-such-t")).await;
     assert_eq!(unknown.kind(), ErrorKind::Usage, "{unknown}");
-    let role = ping(&place.url.replace("postgres@", "nobody:wrong-password@")).await;
+    let role = ping(&database.url.replace("postgres@", "nobody:wrong-password@")).await;
     assert_eq!(role.kind(), ErrorKind::Usage, "{role}");
 }
 
@@ -168,7 +168,7 @@ async fn a_database_that_comes_back_is_used_again() {
             RecordOutcome::Recorded
         );
     }
-    // Away and back between two calls: nobody notices.
+    // Restarted between two calls: no call fails.
     server.stop();
     server.start();
     assert_eq!(
@@ -177,7 +177,8 @@ async fn a_database_that_comes_back_is_used_again() {
     );
 }
 
-/// Passes bytes between a client and `server` until `held`, then keeps the connections open and lets nothing through.
+/// Forwards bytes between a client and `server` until `held`, then keeps the connections open
+/// without forwarding.
 async fn proxy(server: String, held: Arc<AtomicBool>) -> u16 {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -187,7 +188,7 @@ async fn proxy(server: String, held: Arc<AtomicBool>) -> u16 {
                 tokio::net::TcpStream::connect(&server).await.unwrap(),
                 held.clone(),
             );
-            // A connection that was held once is dead for ever, as one through a firewall that forgot it.
+            // A held connection stays dead, like one that a firewall dropped.
             let (from_client, to_client) = client.into_split();
             let (from_server, to_server) = server.into_split();
             for (mut from, mut to) in [(from_client, to_server), (from_server, to_client)] {
@@ -209,11 +210,11 @@ async fn proxy(server: String, held: Arc<AtomicBool>) -> u16 {
 
 needs_servers!(async hanging_connections_are_abandoned);
 async fn hanging_connections_are_abandoned() {
-    let Some(place) = postgres_place() else {
+    let Some(database) = postgres_database() else {
         return;
     };
     let held = Arc::new(AtomicBool::new(false));
-    let url = url::Url::parse(&place.url).unwrap();
+    let url = url::Url::parse(&database.url).unwrap();
     let port = proxy(format!("127.0.0.1:{}", url.port().unwrap()), held.clone()).await;
     let index = SqlIndex::open(&format!(
         "postgres://postgres@127.0.0.1:{port}{}?sslmode=disable",
@@ -239,19 +240,19 @@ async fn hanging_connections_are_abandoned() {
 
 needs_servers!(async a_role_with_table_privileges_is_sufficient);
 async fn a_role_with_table_privileges_is_sufficient() {
-    let (Some(server), Some(place)) = (postgres(), postgres_place()) else {
+    let (Some(server), Some(database)) = (postgres(), postgres_database()) else {
         return;
     };
-    place.open().ping().await.unwrap();
+    database.open().ping().await.unwrap();
     drivers();
-    let mut other = sqlx::AnyConnection::connect(&place.url).await.unwrap();
+    let mut other = sqlx::AnyConnection::connect(&database.url).await.unwrap();
     sqlx::raw_sql("GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO locked")
         .execute(&mut other)
         .await
         .unwrap();
     let (url, name) = (
         server.url_with_password("right-password"),
-        place.url.rsplit_once('/').unwrap().1,
+        database.url.rsplit_once('/').unwrap().1,
     );
     let index = SqlIndex::open(&format!("{}/{name}", url.rsplit_once('/').unwrap().0)).unwrap();
     assert_eq!(
@@ -262,9 +263,9 @@ async fn a_role_with_table_privileges_is_sufficient() {
 
 #[tokio::test]
 async fn the_sqlite_file_is_private() {
-    let place = sqlite_place();
-    place.open().ping().await.unwrap();
-    let path = place.url.trim_start_matches("sqlite://");
+    let database = sqlite_database();
+    database.open().ping().await.unwrap();
+    let path = database.url.trim_start_matches("sqlite://");
     let mode =
         |path: &std::path::Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
     assert_eq!(mode(path.as_ref()), 0o600);
@@ -323,10 +324,12 @@ async fn a_directory_that_becomes_writable_is_used() {
 
 #[tokio::test]
 async fn a_locked_sqlite_file_is_unavailable() {
-    let place = sqlite_place();
-    let index = place.open();
+    let database = sqlite_database();
+    let index = database.open();
     index.ping().await.unwrap();
-    let mut other = sqlx::SqliteConnection::connect(&place.url).await.unwrap();
+    let mut other = sqlx::SqliteConnection::connect(&database.url)
+        .await
+        .unwrap();
     sqlx::raw_sql("BEGIN EXCLUSIVE")
         .execute(&mut other)
         .await
@@ -345,16 +348,16 @@ async fn a_locked_sqlite_file_is_unavailable() {
 
 needs_servers!(async a_newer_schema_asks_for_an_upgrade);
 async fn a_newer_schema_asks_for_an_upgrade() {
-    for place in [Some(sqlite_place()), postgres_place()]
+    for database in [Some(sqlite_database()), postgres_database()]
         .into_iter()
         .flatten()
     {
-        place.open().ping().await.unwrap();
+        database.open().ping().await.unwrap();
         drivers();
-        let mut other = sqlx::AnyConnection::connect(&place.url).await.unwrap();
+        let mut other = sqlx::AnyConnection::connect(&database.url).await.unwrap();
         let sql = "INSERT INTO sessiond_migrations (version, description, success, checksum, execution_time) SELECT 999, 'newer', success, checksum, 0 FROM sessiond_migrations WHERE version = 1";
         sqlx::raw_sql(sql).execute(&mut other).await.unwrap();
-        let error = place.open().ping().await.unwrap_err();
+        let error = database.open().ping().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
         assert!(
             error.hint_text().unwrap().contains("upgrade sessiond"),
@@ -365,24 +368,24 @@ async fn a_newer_schema_asks_for_an_upgrade() {
 
 needs_servers!(async foreign_tables_are_left_alone);
 async fn foreign_tables_are_left_alone() {
-    for place in [Some(sqlite_place()), postgres_place()]
+    for database in [Some(sqlite_database()), postgres_database()]
         .into_iter()
         .flatten()
     {
-        if let Some(path) = place.url.strip_prefix("sqlite://") {
+        if let Some(path) = database.url.strip_prefix("sqlite://") {
             std::fs::create_dir_all(std::path::Path::new(path).parent().unwrap()).unwrap();
             std::fs::write(path, "").unwrap();
         }
-        place.open().address();
+        database.open().address();
         drivers();
-        let mut other = sqlx::AnyConnection::connect(&place.url).await.unwrap();
+        let mut other = sqlx::AnyConnection::connect(&database.url).await.unwrap();
         sqlx::raw_sql("CREATE TABLE entries (theirs TEXT)")
             .execute(&mut other)
             .await
             .unwrap();
-        let index = place.open();
+        let index = database.open();
         index.ping().await.unwrap_err();
-        // Nothing half done; when they are gone, it works.
+        // Nothing is created; without the foreign tables it works.
         sqlx::raw_sql("DROP TABLE entries")
             .execute(&mut other)
             .await
@@ -391,7 +394,7 @@ async fn foreign_tables_are_left_alone() {
     }
 }
 
-/// Drivers can be installed once; the index may have been first.
+/// Installs the drivers once; the index may have done it already.
 fn drivers() {
     let _ = sqlx::any::install_drivers(&[sqlx::sqlite::any::DRIVER, sqlx::postgres::any::DRIVER]);
 }

@@ -305,6 +305,18 @@ fn every_import_points_to_a_lower_row() {
 }
 
 #[test]
+fn only_the_wiring_and_the_rows_above_it_import_the_settings() {
+    let wire = row_of("wire").unwrap();
+    for source in &sources() {
+        let module = source.module.first().map_or("lib", String::as_str);
+        if row_of(module).unwrap() < wire && module != "config" {
+            let imports_settings = source.code.contains("crate::config");
+            assert!(!imports_settings, "{} imports the settings", source.file);
+        }
+    }
+}
+
+#[test]
 fn no_files_import_each_other_in_a_cycle() {
     let sources = sources();
     let imports = imports(&sources);

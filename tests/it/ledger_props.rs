@@ -43,21 +43,21 @@ fn ledger() -> Ledger {
 }
 
 /// A directory with a ledger in it, and the bytes of the file.
-struct Kept {
+struct StoredLedger {
     root: tempfile::TempDir,
     disk: Disk,
     ledger: Ledger,
     bytes: Vec<u8>,
 }
 
-impl Kept {
-    fn new() -> Kept {
+impl StoredLedger {
+    fn new() -> StoredLedger {
         let root = tempfile::tempdir().unwrap();
         let disk = Disk::new(root.path());
         let ledger = ledger();
         ledger.save(&disk, false).unwrap();
         let bytes = std::fs::read(root.path().join(".sessiond/ledger/n/a/s.json")).unwrap();
-        Kept {
+        StoredLedger {
             root,
             disk,
             ledger,
@@ -73,7 +73,7 @@ impl Kept {
 
 #[test]
 fn a_damaged_ledger_is_ignored() {
-    let kept = Kept::new();
+    let kept = StoredLedger::new();
     assert_eq!(kept.load(&kept.bytes).as_ref(), Some(&kept.ledger));
     proptest!(|(at in any::<Index>(), flip in 1u8..)| {
         let at = at.index(kept.bytes.len());
@@ -84,14 +84,14 @@ fn a_damaged_ledger_is_ignored() {
     });
 }
 
-/// Another version may have written it: its checksum is right, and what it says may be anything.
+/// Another version may have written it: its checksum is correct, and its values may be anything.
 #[test]
 fn a_forged_ledger_value_does_no_harm() {
-    let kept = Kept::new();
+    let kept = StoredLedger::new();
     let (mut taken, mut refused) = (0, 0);
     for seed in 0..1000 {
         let body = mutate::change_a_value(&kept.bytes[65..], 1, seed).unwrap();
-        // Two values changed in every other.
+        // Two values are changed in every second case.
         let body = if seed % 2 == 0 {
             body
         } else {
@@ -131,7 +131,7 @@ proptest! {
     ) {
         let mut text: String = state.iter().map(|byte| format!("{byte:02x}")).collect();
         if whole {
-            // The right length, which chance hardly ever gives; the first bytes stay what they are.
+            // The correct length, which random data hardly ever has; the first bytes are unchanged.
             let real = String::from(RunningHash::default());
             text.truncate(real.len());
             text.push_str(&real[text.len()..]);

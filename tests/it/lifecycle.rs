@@ -25,9 +25,9 @@ fn row(backend: &Backend, home: &TempHome) -> serde_json::Value {
     backend.run(home, &["ls", "--json"]).ok().json()["sessions"][0].clone()
 }
 
-/// Rows are the same when they are made again from the bucket alone.
+/// Checks that a reindex from the bucket gives the same rows.
 #[track_caller]
-fn reindexed_is_the_same(backend: &Backend, home: &TempHome) {
+fn assert_reindex_gives_the_same_row(backend: &Backend, home: &TempHome) {
     let before = row(backend, home);
     backend.run(home, &["reindex"]).ok();
     assert_eq!(row(backend, home), before);
@@ -48,7 +48,7 @@ fn status_changes_follow_the_life_cycle(backend: Backend) {
     assert_eq!(go("close").ok().out(), "s1 is completed\n");
     assert_eq!(status(), "completed");
     assert_eq!(go("close").ok().out(), "s1 is completed\n");
-    reindexed_is_the_same(&backend, &home);
+    assert_reindex_gives_the_same_row(&backend, &home);
     go("archive").ok();
     assert_eq!(status(), "archived");
     assert_eq!(go("archive").ok().out(), "s1 is archived\n");
@@ -57,19 +57,20 @@ fn status_changes_follow_the_life_cycle(backend: Backend) {
         "the session is archived",
         "run \"sessiond reopen s1\" first",
     );
-    reindexed_is_the_same(&backend, &home);
+    assert_reindex_gives_the_same_row(&backend, &home);
     go("reopen").ok();
     assert_eq!(status(), "active");
     go("close").ok();
 
-    // A restore takes it over and writes nothing: it stays as it is. A writer that goes on makes it active.
+    // A restore claims the session and writes nothing: the status stays. A writer that continues
+    // makes it active.
     let other = TempHome::new();
     backend.run(&other, &["restore", "s1"]).ok();
     assert_eq!(status(), "completed");
     stream(&backend, &other, "s1", "{\"n\":2}\n");
     assert_eq!(status(), "active");
     go("archive").fails(7, "the session is active", "sessiond close s1");
-    reindexed_is_the_same(&backend, &home);
+    assert_reindex_gives_the_same_row(&backend, &home);
     go("close").ok();
     backend.run(&home, &["rm", "s1", "--yes"]).ok();
     go("reopen").fails(3, "was removed", "undelete");
@@ -170,7 +171,7 @@ async fn concurrent_metadata_updates_are_all_kept() {
                         .insert(format!("{number}-{turn}"), String::new());
                     Ok(after)
                 };
-                // Sixteen at once may keep one of them waiting for longer than it has patience.
+                // With sixteen concurrent updates, one may run out of retries.
                 while let Err(error) = logs.update_metadata(&id, add).await {
                     assert!(error.is_retryable(), "{error}");
                 }
@@ -204,7 +205,7 @@ fn a_daemon_tags_every_session_it_writes_and_a_request_finds_the_latest(mut back
     let mut daemon = backend.daemon(
         &home,
         &[
-            "--request-id",
+            "--request",
             "r 1",
             "--ttl",
             "30d",
@@ -227,7 +228,7 @@ fn a_daemon_tags_every_session_it_writes_and_a_request_finds_the_latest(mut back
     );
     daemon.signal(Signal::TERM);
     assert_eq!(daemon.code(), Some(0));
-    // Another process says something else of one of them: what it does not name stays.
+    // Another process changes the metadata of one of them: fields that it does not set stay.
     backend.set("SESSIOND_LABEL", "env=prod,more=yes");
     stream(&backend, &home, "s2", "{\"n\":2}\n");
     stream(&backend, &home, "s3", "{\"n\":3}\n");
@@ -293,7 +294,7 @@ fn a_daemon_tags_every_session_it_writes_and_a_request_finds_the_latest(mut back
         ],
     );
     assert_eq!(ran.ok().out().trim(), "2");
-    // The bucket knows without the index.
+    // The bucket has the metadata without the index.
     if backend.name == "file+sqlite" {
         backend.set("SESSIOND_INDEX", "postgres://nobody@127.0.0.1:1/none");
         restored(&backend);
@@ -307,7 +308,7 @@ fn a_daemon_tags_every_session_it_writes_and_a_request_finds_the_latest(mut back
         .run(&home, &["run", "--ttl", "soon", "--", "true"])
         .fails(2, "invalid --ttl value \"soon\"", "7d");
     backend
-        .run(&home, &["run", "--request-id", "a\nb", "--", "true"])
+        .run(&home, &["run", "--request", "a\nb", "--", "true"])
         .fails(2, "invalid request ID", "");
     backend
         .run(&home, &["restore", "--request", ""])
@@ -359,7 +360,7 @@ async fn metadata_writes_never_delay_a_flush_and_are_retried() {
             .unwrap()
             .is_empty()
     );
-    // Once for each session and process.
+    // Once per session and process.
     logs.update_metadata(&id, |_| Ok(SessionMetadata::default()))
         .await
         .unwrap();

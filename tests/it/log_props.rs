@@ -32,18 +32,19 @@ fn entry(header: EntryHeader) -> Entry {
     read_back(header).unwrap()
 }
 
-/// What stands at one number.
+/// The content of one seq.
 #[derive(Debug, Clone)]
-struct Number {
+struct SeqSlot {
     entry: Entry,
-    /// Of a writer that died between reserving the number and writing: nobody goes on from it, except others that died.
-    stranger: bool,
+    /// Written by a process that crashed between reserving the seq and writing. Only other orphans
+    /// continue from it.
+    is_orphan: bool,
 }
 
-/// A log as its writers left it: `gaps` says how many numbers were passed over before each entry, and whether what stands
-/// there goes on from one another.
-fn history(gaps: &[(usize, bool)]) -> Vec<Number> {
-    let mut all: Vec<Number> = Vec::new();
+/// A log as its writers left it. `gaps` gives the number of skipped seqs before each entry, and
+/// whether the orphans there form a chain.
+fn history(gaps: &[(usize, bool)]) -> Vec<SeqSlot> {
+    let mut all: Vec<SeqSlot> = Vec::new();
     let (mut last, mut digest, mut seq) = (0, None, 0);
     for (gap, linked) in gaps {
         for nth in 0..*gap {
@@ -53,32 +54,32 @@ fn history(gaps: &[(usize, bool)]) -> Vec<Number> {
                 _ => (last, digest),
             };
             let after = (seq != last + 1).then_some(last);
-            // Each a writer of its own: who died there wrote nothing behind it.
-            all.push(Number {
+            // Each has its own writer: a crashed writer wrote nothing after it.
+            all.push(SeqSlot {
                 entry: entry(header(seq, digest, after, &format!("dead{seq}"))),
-                stranger: true,
+                is_orphan: true,
             });
         }
         seq += 1;
         let after = (seq != last + 1).then_some(last);
         let entry = entry(header(seq, digest, after, "w"));
         (last, digest) = (seq, Some(entry.digest));
-        all.push(Number {
+        all.push(SeqSlot {
             entry,
-            stranger: false,
+            is_orphan: false,
         });
     }
     all
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Fate {
+enum Damage {
     Sound,
     Missing,
     Corrupt,
 }
 
-/// Everything that comes out, and the error it ends with.
+/// All entries that are read, and the final error.
 fn read(
     numbers: impl IntoIterator<Item = (Seq, Result<Entry, Error>)>,
 ) -> (Vec<Entry>, Option<Error>) {
@@ -114,7 +115,7 @@ fn numbers(entries: &[Entry]) -> Vec<Seq> {
     entries.iter().map(|entry| entry.header.seq).collect()
 }
 
-/// As many dead writers one after the other as the chain holds entries back for.
+/// Up to as many consecutive orphans as the chain buffers.
 fn gaps() -> impl Strategy<Value = Vec<(usize, bool)>> {
     proptest::collection::vec(
         (
@@ -139,43 +140,43 @@ proptest! {
     #[test]
     fn the_undamaged_prefix_is_read_and_damage_is_reported(
         gaps in gaps(),
-        fates in proptest::collection::vec(prop_oneof![12 => Just(Fate::Sound), 1 => Just(Fate::Missing), 1 => Just(Fate::Corrupt)], 70),
+        fates in proptest::collection::vec(prop_oneof![12 => Just(Damage::Sound), 1 => Just(Damage::Missing), 1 => Just(Damage::Corrupt)], 70),
         late in proptest::collection::vec(any::<bool>(), 70),
         all_is_there in any::<bool>(),
     ) {
         let all = history(&gaps);
-        let fate = |at: usize| match all[at].stranger {
-            _ if all_is_there => Fate::Sound,
-            // A stranger's write may or may not have arrived.
-            true if !late[at] => Fate::Missing,
+        let fate = |at: usize| match all[at].is_orphan {
+            _ if all_is_there => Damage::Sound,
+            // The write of an orphan may or may not have arrived.
+            true if !late[at] => Damage::Missing,
             _ => fates[at],
         };
-        let given = all.iter().enumerate().filter(|(at, _)| fate(*at) != Fate::Missing).map(|(at, number)| {
+        let given = all.iter().enumerate().filter(|(at, _)| fate(*at) != Damage::Missing).map(|(at, number)| {
             let seq = number.entry.header.seq;
-            (seq, if fate(at) == Fate::Corrupt { Err(Error::corrupt("damaged")) } else { Ok(number.entry.clone()) })
+            (seq, if fate(at) == Damage::Corrupt { Err(Error::corrupt("damaged")) } else { Ok(number.entry.clone()) })
         });
         let (out, error) = read(given);
         prop_assert!(is_linked(&out), "{:?}", numbers(&out));
 
-        let ours: Vec<usize> = (0..all.len()).filter(|at| !all[*at].stranger).collect();
-        let damage = ours.iter().position(|at| fate(*at) != Fate::Sound);
-        let sound: Vec<Entry> = ours[..damage.unwrap_or(ours.len())].iter().map(|at| all[*at].entry.clone()).collect();
-        prop_assert!(numbers(&out).starts_with(&numbers(&sound)), "{:?} of {:?}", numbers(&out), numbers(&sound));
+        let ours: Vec<usize> = (0..all.len()).filter(|at| !all[*at].is_orphan).collect();
+        let damage = ours.iter().position(|at| fate(*at) != Damage::Sound);
+        let undamaged: Vec<Entry> = ours[..damage.unwrap_or(ours.len())].iter().map(|at| all[*at].entry.clone()).collect();
+        prop_assert!(numbers(&out).starts_with(&numbers(&undamaged)), "{:?} of {:?}", numbers(&out), numbers(&undamaged));
         let Some(damage) = damage else {
-            prop_assert_eq!(numbers(&out), numbers(&sound));
+            prop_assert_eq!(numbers(&out), numbers(&undamaged));
             prop_assert!(error.is_none());
             return Ok(());
         };
-        // Of what follows only a stranger can come out, which nobody can be seen to have passed over.
+        // Of the later entries only an orphan can be read, because no later entry skips it.
         let (before, at) = (damage.checked_sub(1).map(|before| ours[before]), ours[damage]);
-        let rest = &out[sound.len()..];
+        let rest = &out[undamaged.len()..];
         prop_assert!(rest.iter().all(|entry| entry.header.seq < all[at].entry.header.seq && entry.header.writer.as_str().starts_with("dead")));
-        // A log that only ends sooner is a log.
-        let goes_on = (at + 1..all.len()).any(|at| fate(at) != Fate::Missing);
+        // A log that only ends earlier is valid.
+        let goes_on = (at + 1..all.len()).any(|at| fate(at) != Damage::Missing);
         let first = before.map_or(0, |before| before + 1);
-        let unread = (first..all.len()).any(|at| fate(at) == Fate::Corrupt);
+        let unread = (first..all.len()).any(|at| fate(at) == Damage::Corrupt);
         let follows = |at: usize, before: usize| all[at].entry.header.prev_digest == Some(all[before].entry.digest);
-        let torn = (first + 1..at).any(|at| fate(at) == Fate::Sound && fate(at - 1) == Fate::Missing && follows(at, at - 1));
+        let torn = (first + 1..at).any(|at| fate(at) == Damage::Sound && fate(at - 1) == Damage::Missing && follows(at, at - 1));
         prop_assert_eq!(error.map(|error| error.kind()), (goes_on || unread || torn).then_some(ErrorKind::Corrupt));
     }
 
@@ -189,52 +190,52 @@ proptest! {
         for (step, after, any, link) in numbers {
             seq += step;
             let prev = match link {
-                Link::Nothing => None,
-                Link::Any if !entries.is_empty() => Some(&entries[any.index(entries.len())]),
+                LinkKind::Nothing => None,
+                LinkKind::Any if !entries.is_empty() => Some(&entries[any.index(entries.len())]),
                 _ => entries.last(),
             };
             let after = match after {
-                After::Back(back) => Some(seq.saturating_sub(back)),
-                After::Anything(number) => Some(number),
-                After::Right => prev.map(|prev| prev.header.seq),
+                Predecessor::Back(back) => Some(seq.saturating_sub(back)),
+                Predecessor::Anything(number) => Some(number),
+                Predecessor::Right => prev.map(|prev| prev.header.seq),
             };
-            // Numbers that make no sense are refused by the codec, and stand in the bucket all the same.
+            // The codec rejects invalid seqs, but they may be in the bucket.
             let entry = read_back(header(seq, prev.map(|prev| prev.digest), after, "w"));
             entries.extend(entry.as_ref().ok().cloned());
-            given.push((seq, if link == Link::Damaged { Err(Error::corrupt("damaged")) } else { entry }));
+            given.push((seq, if link == LinkKind::Damaged { Err(Error::corrupt("damaged")) } else { entry }));
         }
         let (out, error) = read(given);
         prop_assert!(is_linked(&out), "{:?}", self::numbers(&out));
         prop_assert!(error.as_ref().is_none_or(|error| error.kind() == ErrorKind::Corrupt));
-        // A log that is one chain comes out as it is.
+        // A log that is one chain is read completely.
         prop_assert!(!is_linked(&entries) || error.is_some() || out.len() == entries.len());
     }
 }
 
-/// How an entry names the number before it.
+/// How an entry refers to its predecessor.
 #[derive(Debug, Clone)]
-enum After {
+enum Predecessor {
     Right,
     Back(u64),
     Anything(u64),
 }
 
-fn after() -> impl Strategy<Value = After> {
-    prop_oneof![4 => Just(After::Right), 2 => (0u64..6).prop_map(After::Back), 1 => any::<u64>().prop_map(After::Anything)]
+fn after() -> impl Strategy<Value = Predecessor> {
+    prop_oneof![4 => Just(Predecessor::Right), 2 => (0u64..6).prop_map(Predecessor::Back), 1 => any::<u64>().prop_map(Predecessor::Anything)]
 }
 
-/// What an entry is linked to by its digest.
+/// The entry that a `prev_digest` refers to.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Link {
+enum LinkKind {
     Last,
     Any,
     Nothing,
-    /// The entry cannot be read.
+    /// The entry is unreadable.
     Damaged,
 }
 
-fn link() -> impl Strategy<Value = Link> {
-    prop_oneof![6 => Just(Link::Last), 2 => Just(Link::Any), 1 => Just(Link::Nothing), 1 => Just(Link::Damaged)]
+fn link() -> impl Strategy<Value = LinkKind> {
+    prop_oneof![6 => Just(LinkKind::Last), 2 => Just(LinkKind::Any), 1 => Just(LinkKind::Nothing), 1 => Just(LinkKind::Damaged)]
 }
 
 const PATHS: [&str; 4] = [
@@ -244,7 +245,7 @@ const PATHS: [&str; 4] = [
     "tasks/s/2",
 ];
 
-/// One entry: moves from one file to another, and parts that cut a file at a place and go on with some bytes.
+/// One entry: moves between files, and parts that truncate a file and append some bytes.
 type Change = (Vec<(usize, usize)>, Vec<(usize, u8, Vec<u8>)>);
 
 fn changes() -> impl Strategy<Value = Vec<Change>> {
@@ -293,7 +294,7 @@ proptest! {
             let found: BTreeMap<_, _> = state.files.iter().map(|(path, file)| (path.clone(), (file.len, file.sha256))).collect();
             prop_assert_eq!(found, model.iter().map(|(path, bytes)| (path.clone(), (bytes.len() as u64, Digest::of(bytes)))).collect());
         }
-        // A snapshot of it gives the same state, whatever was there before.
+        // A snapshot of it gives the same state, whatever the previous state was.
         let parts = state.files.iter().map(|(path, file)| Part {
             path: path.clone(),
             kind: file.kind,
@@ -306,14 +307,14 @@ proptest! {
         });
         let first = header(state.seq, None, Some(0), "w");
         let (digest, began) = (state.digest.unwrap(), first.at);
-        let covers = CoveredRange { first_seq: 1, digest, first_at: began, entries: state.seq, raw_bytes: state.raw_bytes, stored_bytes: 0, writers: BTreeMap::new() };
+        let covers = CoveredRange { first_seq: 1, digest, first_at: began, written_at: None, entries: state.seq, raw_bytes: state.raw_bytes, stored_bytes: 0, writers: BTreeMap::new() };
         let snapshot = EntryHeader { kind: EntryKind::Snapshot, parts: parts.collect(), covers: Some(covers), ..first };
         let mut again = LogState::default();
         let stray = Part { path: "stray".parse().unwrap(), kind: FileKind::Whole, start: 0, len: 1, file_sha256: Digest::of(b"x"), mode: 0, mtime_ns: 0, seq: None };
         again.apply(&EntryHeader { parts: vec![stray], ..header(1, None, None, "w") }, Digest::of(b"")).unwrap();
         again.apply(&snapshot, state.digest.unwrap()).unwrap();
         prop_assert_eq!(&again, &state);
-        // Bytes behind the end of a file leave a hole that nobody wrote.
+        // A part after the end of a file would leave a hole.
         let last = path(0);
         let start = model.get(&last).map_or(0, Vec::len) as u64 + u64::from(beyond);
         let part = Part { path: last, kind: FileKind::Whole, start, len: 1, file_sha256: Digest::of(b""), mode: 0, mtime_ns: 0, seq: None };

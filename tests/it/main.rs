@@ -8,8 +8,9 @@
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::disallowed_methods,
+    clippy::too_many_lines,
     missing_docs,
-    reason = "a test may panic, and no crate links against it"
+    reason = "a test may panic and may be long, and no crate links against it"
 )]
 
 mod agents;
@@ -54,6 +55,7 @@ mod retention;
 mod session_store;
 mod show_and_tail;
 mod snapshot_props;
+mod start;
 mod store_contract;
 mod streaming;
 mod support;

@@ -5,14 +5,13 @@ use std::path::Path;
 
 use sessiond::capture::IndexTask;
 use sessiond::capture::flush::LogFlusher;
-use sessiond::config::Prices;
 use sessiond::error::ErrorKind;
 use sessiond::index::sql::{IndexOptions, SqlIndex};
 use sessiond::index::{
     Catalog, GroupBy, Index, MessageFilter, MessageRow, RecordOutcome, SearchFilter, SearchQuery,
     SessionRow, StatsFilter, StatsRow,
 };
-use sessiond::model::{LogId, PathState, Role};
+use sessiond::model::{LogId, PathState, Prices, Role};
 use sessiond::sys::Disk;
 use sessiond::upkeep::collect::RetentionPolicy;
 use sessiond::upkeep::compact::compact;
@@ -20,7 +19,9 @@ use sessiond::upkeep::gc;
 use sessiond::upkeep::reindex::{catch_up, rebuild};
 use sqlx::{AnyConnection, Connection, Row};
 
-use crate::index_contract::{Place, contract, entry, log, postgres_place, sqlite_place};
+use crate::index_contract::{
+    TestDatabase, contract, entry, log, postgres_database, sqlite_database,
+};
 use crate::support::TempHome;
 use crate::support::backend::Backend;
 use crate::support::files::{Files, append, files_below};
@@ -44,7 +45,7 @@ fn prices(text: &str) -> IndexOptions {
     }
 }
 
-/// The files of a session that the real program wrote, and its id.
+/// The ID and the files of a session that a real agent wrote.
 pub fn fixture(name: &str) -> (String, Files) {
     let files = files_below(
         &Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -66,8 +67,8 @@ pub fn fixture(name: &str) -> (String, Files) {
     )
 }
 
-/// Tells the index what was shipped since the last time.
-pub async fn tell(world: &World, index: &SqlIndex) {
+/// Sends the entries since the last call to the index.
+pub async fn index_new_entries(world: &World, index: &SqlIndex) {
     while let Some(task) = world.writer.context.index_queue.try_next() {
         let IndexTask::Entry(record) = task else {
             continue;
@@ -80,7 +81,7 @@ pub async fn tell(world: &World, index: &SqlIndex) {
     }
 }
 
-/// Streams files in so many flushes, as an agent that writes all of them at once.
+/// Streams files in the given number of flushes, as if an agent wrote all of them at once.
 pub async fn stream(
     world: &World,
     index: &SqlIndex,
@@ -101,11 +102,11 @@ pub async fn stream(
             .flush(&world.context(), step == flushes)
             .await
             .unwrap();
-        tell(world, index).await;
+        index_new_entries(world, index).await;
     }
 }
 
-async fn said(index: &SqlIndex, log: &LogId) -> Vec<MessageRow> {
+async fn messages_of(index: &SqlIndex, log: &LogId) -> Vec<MessageRow> {
     let mut all = Vec::new();
     let mut filter = MessageFilter {
         limit: 7,
@@ -121,27 +122,27 @@ async fn said(index: &SqlIndex, log: &LogId) -> Vec<MessageRow> {
     }
 }
 
-/// A session that the real program wrote, streamed in a few flushes.
+/// Streams a session that a real agent wrote, in a few flushes.
 async fn streamed(
-    place: &Place,
+    database: &TestDatabase,
     options: IndexOptions,
     name: &str,
 ) -> (SessionRow, Vec<MessageRow>) {
     let (world, (session, files), index) = (
         World::new(),
         fixture(name),
-        place.open().with_options(options),
+        database.open().with_options(options),
     );
     let id = world.id(&session);
     index.delete_log(&id).await.unwrap();
     stream(&world, &index, &mut LogFlusher::new(id.clone()), &files, 4).await;
     (
         index.session(&id).await.unwrap().unwrap(),
-        said(&index, &id).await,
+        messages_of(&index, &id).await,
     )
 }
 
-async fn usage_counts_once_per_response_and_unknown_prices_stay_unknown(place: Place) {
+async fn usage_counts_once_per_response_and_unknown_prices_stay_unknown(database: TestDatabase) {
     let tokens = |row: &SessionRow| {
         let tokens = row.totals.tokens;
         [
@@ -151,8 +152,9 @@ async fn usage_counts_once_per_response_and_unknown_prices_stay_unknown(place: P
             tokens.cache_write,
         ]
     };
-    // No prices: what the transcript says of the whole is known, and of an answer nothing.
-    let (row, said) = streamed(&place, IndexOptions::default(), "subagent").await;
+    // Without prices, only the total that the transcript reports is known, not the cost of a
+    // response.
+    let (row, messages) = streamed(&database, IndexOptions::default(), "subagent").await;
     assert_eq!(
         (
             tokens(&row),
@@ -162,9 +164,9 @@ async fn usage_counts_once_per_response_and_unknown_prices_stay_unknown(place: P
         ),
         ([480, 168, 4000, 120], Some(6680), 1, 0)
     );
-    assert_eq!(row.totals.messages as usize, said.len());
-    let counted: Vec<&MessageRow> = said.iter().filter(|row| row.tokens.is_some()).collect();
-    let answers: std::collections::BTreeSet<&str> = said
+    assert_eq!(row.totals.messages as usize, messages.len());
+    let counted: Vec<&MessageRow> = messages.iter().filter(|row| row.tokens.is_some()).collect();
+    let answers: std::collections::BTreeSet<&str> = messages
         .iter()
         .filter_map(|row| row.response_id.as_deref())
         .collect();
@@ -177,43 +179,47 @@ async fn usage_counts_once_per_response_and_unknown_prices_stay_unknown(place: P
         && row.role == "assistant"
         && row.model.as_deref() == Some("claude-opus-5-5")));
     assert!(
-        said.iter()
+        messages
+            .iter()
             .any(|row| row.sub_agent.is_some()
                 && row.path.as_deref().unwrap().contains("/subagents/"))
     );
-    assert!(said.is_sorted_by_key(|row| row.position));
-    // Killed before it could say what it cost.
-    let (row, _) = streamed(&place, IndexOptions::default(), "killed-mid-tool").await;
+    assert!(messages.is_sorted_by_key(|row| row.position));
+    // The agent was killed before it reported its cost.
+    let (row, _) = streamed(&database, IndexOptions::default(), "killed-mid-tool").await;
     assert_eq!((tokens(&row), row.totals.cost), ([120, 42, 1000, 30], None));
-    // Prices, of the model that answered.
-    let dear = || {
+    // With prices of the model that responded.
+    let price_list = || {
         prices(
             "claude-opus-5 = { input = 10.0, output = 20.0, cache-read = 1.0, cache-write = 2.0 }\nclaude = { input = 0.0, output = 0.0 }",
         )
     };
     let each = 120 * 10 + 42 * 20 + 1000 + 30 * 2;
-    let (row, _) = streamed(&place, dear(), "killed-mid-tool").await;
+    let (row, _) = streamed(&database, price_list(), "killed-mid-tool").await;
     assert_eq!(row.totals.cost, Some(each));
-    let (row, said) = streamed(&place, dear(), "tools").await;
+    let (row, messages) = streamed(&database, price_list(), "tools").await;
     assert_eq!(
         (tokens(&row), row.totals.cost),
         ([600, 210, 5000, 150], Some(5 * each))
     );
     assert_eq!(
-        said.iter().filter_map(|row| row.cost).collect::<Vec<_>>(),
+        messages
+            .iter()
+            .filter_map(|row| row.cost)
+            .collect::<Vec<_>>(),
         [each; 5]
     );
-    // The transcript says more than the prices: what was spent before the price list was right.
+    // The transcript reports more than the prices give.
     let (row, _) = streamed(
-        &place,
+        &database,
         prices("claude-opus-5-5 = { input = 1.0, output = 0.0 }"),
         "tools",
     )
     .await;
     assert_eq!(row.totals.cost, Some(8350));
-    // A model that no price is known of, in a session that does not say: unknown, not nothing.
-    let (row, said) = streamed(
-        &place,
+    // A model without a price, in a session without a reported cost: unknown, not zero.
+    let (row, messages) = streamed(
+        &database,
         prices("gpt = { input = 1.0, output = 1.0 }"),
         "old-2.1.197-subagent",
     )
@@ -222,22 +228,22 @@ async fn usage_counts_once_per_response_and_unknown_prices_stay_unknown(place: P
         (tokens(&row), row.totals.cost),
         ([480, 168, 4000, 120], None)
     );
-    assert!(said.iter().all(|row| row.cost.is_none()));
-    // What the client made up itself took nothing.
-    let (row, said) = streamed(&place, dear(), "api-error").await;
+    assert!(messages.iter().all(|row| row.cost.is_none()));
+    // A message that the client created itself has no usage.
+    let (row, messages) = streamed(&database, price_list(), "api-error").await;
     assert_eq!((tokens(&row), row.totals.cost), ([0; 4], Some(0)));
-    assert!(said.iter().all(|row| row.tokens.is_none()));
+    assert!(messages.iter().all(|row| row.tokens.is_none()));
 }
 
-/// So many messages of one session, of every role, some at the same time in two files.
-async fn many(place: &Place, log: &LogId, count: u32) {
+/// Records messages of one session, of every role, some at the same time in two files.
+async fn many(database: &TestDatabase, log: &LogId, count: u32) {
     const FILL: &str = "INSERT INTO messages (namespace, agent, session, position, file, start, len, role, kind, at) \
          WITH RECURSIVE numbers (n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM numbers WHERE n + 1 < COUNT) \
          SELECT $1, $2, $3, CAST(1000000 AS BIGINT) * (n / 2), CASE n % 2 WHEN 0 THEN 'FILE-A' ELSE 'FILE-B' END, n, 1, \
          CASE n % 4 WHEN 0 THEN 'user' WHEN 1 THEN 'assistant' WHEN 2 THEN 'tool' ELSE 'system' END, 'text', NULL FROM numbers";
-    let index = place.open();
+    let index = database.open();
     index.record(&entry(log, 1, vec![])).await.unwrap();
-    let mut connection = AnyConnection::connect(&place.url).await.unwrap();
+    let mut connection = AnyConnection::connect(&database.url).await.unwrap();
     let sql = FILL
         .replace("COUNT", &count.to_string())
         .replace("FILE-A", &"a".repeat(64))
@@ -257,8 +263,8 @@ async fn many(place: &Place, log: &LogId, count: u32) {
     connection.close().await.unwrap();
 }
 
-async fn pages_show_each_message_once_and_in_order(place: Place) {
-    let (index, log) = (place.open(), log("s1"));
+async fn pages_show_each_message_once_and_in_order(database: TestDatabase) {
+    let (index, log) = (database.open(), log("s1"));
     assert!(
         index
             .messages(&log, &MessageFilter::default())
@@ -267,7 +273,7 @@ async fn pages_show_each_message_once_and_in_order(place: Place) {
             .messages
             .is_empty()
     );
-    many(&place, &log, 2500).await;
+    many(&database, &log, 2500).await;
     for role in [None, Some(Role::Tool)] {
         let mut filter = MessageFilter {
             role,
@@ -292,7 +298,7 @@ async fn pages_show_each_message_once_and_in_order(place: Place) {
         assert_eq!(seen.len(), 2500 / step);
         assert_eq!(seen, want);
     }
-    // From a time on; and no page is longer than a thousand.
+    // From a given time on; a page has at most a thousand messages.
     let since = Some("1970-01-01T00:10:00Z".parse().unwrap());
     let page = index
         .messages(
@@ -320,7 +326,7 @@ async fn pages_show_each_message_once_and_in_order(place: Place) {
         .await
         .unwrap();
     assert_eq!(page.messages.len(), 1000);
-    // A cursor of before that time changes nothing, one of behind it does.
+    // A cursor before that time has no effect, one after it does.
     let page = index
         .messages(
             &log,
@@ -355,9 +361,9 @@ async fn pages_show_each_message_once_and_in_order(place: Place) {
     }
 }
 
-async fn every_page_is_read_from_a_database_index(place: Place) {
-    let (index, log) = (place.open(), log("s1"));
-    many(&place, &log, 200_000).await;
+async fn every_page_is_read_from_a_database_index(database: TestDatabase) {
+    let (index, log) = (database.open(), log("s1"));
+    many(&database, &log, 200_000).await;
     let deep = Some(format!(
         "{}|{}|{}",
         95_000_000_000_i64,
@@ -384,7 +390,7 @@ async fn every_page_is_read_from_a_database_index(place: Place) {
             .unwrap()
             .join("\n");
         let sorted = plan.to_lowercase().contains("sort") || plan.contains("TEMP B-TREE");
-        // SQLite says SEARCH where it goes to a place, PostgreSQL Index Cond.
+        // For an index lookup, SQLite reports SEARCH, and PostgreSQL reports Index Cond.
         let searched = plan.contains("SEARCH messages USING INDEX")
             || plan.contains("Index Scan using messages_") && plan.contains("Index Cond");
         assert!(
@@ -395,7 +401,7 @@ async fn every_page_is_read_from_a_database_index(place: Place) {
                 && !plan.contains("Bitmap"),
             "{filter:?}:\n{plan}"
         );
-        // The place is where the page begins, not where the session does.
+        // The lookup starts at the page, not at the start of the session.
         if filter.cursor.is_some() || filter.since.is_some() {
             let from_there = plan.lines().any(|line| {
                 (line.contains("Index Cond") || line.contains("SEARCH"))
@@ -440,10 +446,10 @@ pub fn line(number: u32, role: &str, text: &str) -> String {
     )
 }
 
-async fn label(place: &Place, id: &LogId, name: &str, value: &str) {
+async fn label(database: &TestDatabase, id: &LogId, name: &str, value: &str) {
     const SQL: &str =
         "INSERT INTO labels (namespace, agent, session, name, value) VALUES ($1, $2, $3, $4, $5)";
-    let mut connection = AnyConnection::connect(&place.url).await.unwrap();
+    let mut connection = AnyConnection::connect(&database.url).await.unwrap();
     let row = sqlx::query(SQL)
         .bind(id.namespace.as_str())
         .bind(id.agent.as_str())
@@ -454,16 +460,17 @@ async fn label(place: &Place, id: &LogId, name: &str, value: &str) {
     connection.close().await.unwrap();
 }
 
-async fn full_text_search_finds_messages(place: Place) {
+async fn full_text_search_finds_messages(database: TestDatabase) {
     let world = World::new();
-    let index = place.open().with_options(prices(""));
+    let index = database.open().with_options(prices(""));
     assert!(!index.search(&search("anything")).await.unwrap().has_text);
-    let said = |first: &str, second: &str| line(1, "user", first) + &line(2, "assistant", second);
+    let two_lines =
+        |first: &str, second: &str| line(1, "user", first) + &line(2, "assistant", second);
     let sessions = [
         (
             "s1",
             "-work-app",
-            said(
+            two_lines(
                 "Fix the bug in src/main.rs, please",
                 "The *bug* was in Main.RS; ÄPFEL\0 and it's fixed",
             ),
@@ -471,12 +478,12 @@ async fn full_text_search_finds_messages(place: Place) {
         (
             "s2",
             "-work-app",
-            said("deploy the bug", "no bug bug bug here"),
+            two_lines("deploy the bug", "no bug bug bug here"),
         ),
         (
             "s3",
             "-other",
-            said("something else", "about foo_bar and 日本語 main"),
+            two_lines("something else", "about foo_bar and 日本語 main"),
         ),
     ];
     for (id, project, text) in &sessions {
@@ -493,7 +500,7 @@ async fn full_text_search_finds_messages(place: Place) {
         )
         .await;
     }
-    label(&place, &world.id("s2"), "team", "infra").await;
+    label(&database, &world.id("s2"), "team", "infra").await;
     let find = async |filter: SearchFilter| {
         let found = index.search(&filter).await.unwrap();
         assert!(found.has_text);
@@ -526,12 +533,12 @@ async fn full_text_search_finds_messages(place: Place) {
     );
     assert_eq!(find(search("äpfel")).await, ["s1 assistant 1"]);
     assert_eq!(find(search("日本語")).await, ["s3 assistant 1"]);
-    // Only what was said, in its own words.
+    // Only the text of messages is searched.
     assert!(find(search("pondering")).await.is_empty());
     assert!(find(search("nowhere")).await.is_empty());
-    // The best first.
+    // The best match is first.
     assert_eq!(find(search("bug")).await[0], "s2 assistant 3");
-    // Narrower.
+    // With filters.
     assert_eq!(
         find(SearchFilter {
             project: Some("-other".into()),
@@ -589,7 +596,7 @@ async fn full_text_search_finds_messages(place: Place) {
             .unwrap()
             .has_text
     );
-    // What a query language might mean by it is text like any other.
+    // Query syntax is treated as plain text.
     for odd in [
         "bug'",
         "bug*",
@@ -603,7 +610,7 @@ async fn full_text_search_finds_messages(place: Place) {
     ] {
         find(search(odd)).await;
     }
-    // A message without end is kept in part, and what goes from the index is not found any more.
+    // Only a part of a huge message is indexed, and deleted sessions are no longer found.
     let long = line(3, "user", &format!("{} needle", "straw ".repeat(40_000)));
     world.append("projects/-other/s3.jsonl", long);
     let mut shipment = LogFlusher::new(world.id("s3"));
@@ -611,7 +618,7 @@ async fn full_text_search_finds_messages(place: Place) {
         .paths
         .insert("projects/-other/s3.jsonl".parse().unwrap());
     shipment.flush(&world.context(), true).await.unwrap();
-    tell(&world, &index).await;
+    index_new_entries(&world, &index).await;
     assert_eq!(
         (
             find(search("straw")).await.len(),
@@ -627,8 +634,8 @@ async fn full_text_search_finds_messages(place: Place) {
         ),
         (0, 0)
     );
-    // Not asked for: not kept.
-    let index = place.open();
+    // Without the option, no text is stored.
+    let index = database.open();
     index.delete_log(&world.id("s1")).await.unwrap();
     catch_up(&world.logs(), &index, world.profile(), &world.id("s1"))
         .await
@@ -643,9 +650,9 @@ async fn full_text_search_finds_messages(place: Place) {
     );
 }
 
-async fn sessions_are_counted_by_day_project_model_and_label(place: Place) {
+async fn sessions_are_counted_by_day_project_model_and_label(database: TestDatabase) {
     let world = World::new();
-    let index = place
+    let index = database
         .open()
         .with_options(prices("claude-opus-4 = { input = 1.0, output = 0.0 }"));
     let filter = |group_by| StatsFilter {
@@ -662,7 +669,7 @@ async fn sessions_are_counted_by_day_project_model_and_label(place: Place) {
             .unwrap()
             .is_empty()
     );
-    // Two that say what they cost, one that does not and has a price, one that has neither.
+    // Two sessions report their cost, one has a price, one has neither.
     for name in [
         "tools",
         "compacted",
@@ -679,7 +686,7 @@ async fn sessions_are_counted_by_day_project_model_and_label(place: Place) {
         )
         .await;
     }
-    label(&place, &world.id(&fixture("tools").0), "team", "infra").await;
+    label(&database, &world.id(&fixture("tools").0), "team", "infra").await;
     let short = |row: &StatsRow| {
         let tokens = row.tokens;
         (
@@ -730,7 +737,7 @@ async fn sessions_are_counted_by_day_project_model_and_label(place: Place) {
             .collect::<Vec<_>>(),
         [(some("-work-work"), 4)]
     );
-    // What is known of a model is known, whatever the others cost.
+    // A model's known cost does not depend on the other models.
     let models = counted(filter(Some(GroupBy::Model))).await;
     assert_eq!(
         models[0],
@@ -746,7 +753,7 @@ async fn sessions_are_counted_by_day_project_model_and_label(place: Place) {
         (models[1].0.clone(), models[1].1, models[1].4),
         (some("claude-opus-5-5"), 3, None)
     );
-    // By day it is the same in all.
+    // The totals by day are the same.
     let days = index.stats(&filter(Some(GroupBy::Day))).await.unwrap();
     assert!(
         days.iter()
@@ -769,7 +776,7 @@ async fn sessions_are_counted_by_day_project_model_and_label(place: Place) {
         days.iter().filter_map(|row| row.raw_bytes).sum::<u64>(),
         total.raw_bytes.unwrap()
     );
-    // A time that everything is in changes nothing; before it there is nothing.
+    // A time range around everything has no effect; before it there is nothing.
     let wide = StatsFilter {
         since: Some("2020-01-01T00:00:00Z".parse().unwrap()),
         ..filter(None)
@@ -783,14 +790,14 @@ async fn sessions_are_counted_by_day_project_model_and_label(place: Place) {
         ..filter(None)
     };
     assert!(index.stats(&early).await.unwrap().is_empty());
-    // The label's session alone, in a span of time: what it says of the whole still counts.
+    // Only the labeled session, in a time range: its reported total still counts.
     let spanned = counted(StatsFilter {
         group_by: Some(GroupBy::Label),
         ..wide
     })
     .await;
     assert_eq!(spanned, labels);
-    // What was removed does not count.
+    // Removed sessions are not counted.
     let id = world.id(&fixture("tools").0);
     sessiond::upkeep::remove::remove(&world.logs(), &id)
         .await
@@ -801,7 +808,7 @@ async fn sessions_are_counted_by_day_project_model_and_label(place: Place) {
     assert_eq!(counted(filter(None)).await[0].1, 3);
 }
 
-/// All that the index says of a session.
+/// Everything the index has for a session.
 #[derive(Debug, PartialEq)]
 struct All {
     session: Option<SessionRow>,
@@ -811,12 +818,12 @@ struct All {
     checkpoints: Vec<String>,
 }
 
-async fn all(place: &Place, index: &SqlIndex, id: &LogId) -> All {
+async fn all(database: &TestDatabase, index: &SqlIndex, id: &LogId) -> All {
     let texts = "SELECT file || ' ' || CAST(start AS TEXT) || ' ' || text AS line FROM message_texts \
          WHERE namespace = $1 AND agent = $2 AND session = $3 ORDER BY file, start";
     let checkpoints = "SELECT CAST(number AS TEXT) || ' ' || CAST(seq AS TEXT) || ' ' || detail AS line FROM checkpoints \
          WHERE namespace = $1 AND agent = $2 AND session = $3 ORDER BY number";
-    let mut connection = AnyConnection::connect(&place.url).await.unwrap();
+    let mut connection = AnyConnection::connect(&database.url).await.unwrap();
     let mut lines = async |sql: &'static str| {
         let query = sqlx::query(sql)
             .bind(id.namespace.as_str())
@@ -835,15 +842,15 @@ async fn all(place: &Place, index: &SqlIndex, id: &LogId) -> All {
     All {
         session: index.session(id).await.unwrap(),
         files: index.files(id).await.unwrap(),
-        messages: said(index, id).await,
+        messages: messages_of(index, id).await,
         texts,
         checkpoints,
     }
 }
 
-async fn reindex_gives_the_same_message_rows(place: Place) {
+async fn reindex_gives_the_same_message_rows(database: TestDatabase) {
     let world = World::new();
-    let index = place.open().with_options(prices(
+    let index = database.open().with_options(prices(
         "claude-opus-5 = { input = 10.0, output = 20.0, cache-read = 1.0, cache-write = 2.0 }",
     ));
     let mut ids = Vec::new();
@@ -862,7 +869,7 @@ async fn reindex_gives_the_same_message_rows(place: Place) {
             .find(|path| path.ends_with(&format!("{session}.jsonl")))
             .unwrap();
         match name {
-            // Rewritten without what was in the middle; then it goes on.
+            // Rewritten without its middle; then more is appended.
             "tools" => {
                 let lines: Vec<&[u8]> =
                     files[path].split_inclusive(|byte| *byte == b'\n').collect();
@@ -878,7 +885,7 @@ async fn reindex_gives_the_same_message_rows(place: Place) {
                 world.append(path, line(2, "assistant", "and on"));
                 shipment.flush(&world.context(), false).await.unwrap();
             }
-            // Moved to another project, in the middle of it.
+            // Moved to another project between two flushes.
             "compacted" | "subagent" => {
                 let moved = path.replace("-work-work", "-elsewhere");
                 std::fs::create_dir_all(world.root().join(&moved).parent().unwrap()).unwrap();
@@ -898,13 +905,13 @@ async fn reindex_gives_the_same_message_rows(place: Place) {
             }
             _ => {}
         }
-        tell(&world, &index).await;
+        index_new_entries(&world, &index).await;
         ids.push((id, shipment.ledger.unwrap().log_writer.seq));
     }
     let gathered = async || {
         let mut rows = Vec::new();
         for (id, _) in &ids {
-            rows.push(all(&place, &index, id).await);
+            rows.push(all(&database, &index, id).await);
         }
         rows
     };
@@ -924,7 +931,7 @@ async fn reindex_gives_the_same_message_rows(place: Place) {
         }
     };
     again().await;
-    // Merged, then with the entries gone that the merges stand for, then as one object each.
+    // Merged, then without the merged entries, then as one snapshot each.
     let mut made = 0;
     for (id, head) in &ids {
         for seq in 1..=*head {
@@ -969,8 +976,8 @@ async fn reindex_gives_the_same_message_rows(place: Place) {
     }
 }
 
-async fn a_partial_line_is_parsed_after_its_file_moved(place: Place) {
-    let (world, index) = (World::new(), place.open().with_options(prices("")));
+async fn a_partial_line_is_parsed_after_its_file_moved(database: TestDatabase) {
+    let (world, index) = (World::new(), database.open().with_options(prices("")));
     let (id, mut shipment) = (world.id("s1"), LogFlusher::new(world.id("s1")));
     let (one, two) = (line(1, "user", "first"), line(2, "assistant", "second"));
     let (head, tail) = two.split_at(100);
@@ -988,11 +995,11 @@ async fn a_partial_line_is_parsed_after_its_file_moved(place: Place) {
         }
         world.append(to, text);
         shipment.paths.insert(to.parse().unwrap());
-        // The agent is gone: what it did not finish goes out too.
+        // The agent has exited: the partial line is uploaded too.
         shipment.flush(&world.context(), true).await.unwrap();
-        tell(&world, &index).await;
+        index_new_entries(&world, &index).await;
     }
-    let before = all(&place, &index, &id).await;
+    let before = all(&database, &index, &id).await;
     assert_eq!(
         (
             before.texts.len(),
@@ -1004,7 +1011,7 @@ async fn a_partial_line_is_parsed_after_its_file_moved(place: Place) {
     rebuild(&world.logs(), &index, world.profile(), |_, _| ())
         .await
         .unwrap();
-    assert_eq!(all(&place, &index, &id).await, before);
+    assert_eq!(all(&database, &index, &id).await, before);
 }
 
 on_each_backend!(the_program_lists_searches_and_counts);
@@ -1030,7 +1037,7 @@ fn the_program_lists_searches_and_counts(backend: Backend) {
         "{listed}"
     );
 
-    // A page, the next one by the line that tells how, and all of it.
+    // One page, the next one with the printed command, and everything.
     let page = backend
         .run(&home, &["messages", &session[..8], "--limit", "20"])
         .ok()
@@ -1093,7 +1100,7 @@ fn the_program_lists_searches_and_counts(backend: Backend) {
         .run(&home, &["messages", &session, "--since", "soon"])
         .fails(2, "--since", "2026-05-01");
 
-    // Nothing is kept to search in unless it is asked for.
+    // Text is not stored for search unless requested.
     backend.run(&home, &["search", "lines"]).fails(
         3,
         "contains no message texts",

@@ -13,10 +13,10 @@ use crate::support::{TempHome, block_on};
 const POLICY: &str = include_str!("../../deploy/aws/iam-policy.json");
 const ROLES: &str = include_str!("../../deploy/postgres/roles.sql");
 
-/// Two namespaces, of which one has a name that the other's begins with.
+/// Two namespaces; the name of one is a prefix of the other.
 const NAMESPACES: [&str; 2] = ["team", "team-2"];
 
-/// The policy as it is handed out: with a bucket, the prefix that the tests use, and a namespace.
+/// The policy with the bucket, the prefix of the tests and the namespace filled in.
 fn policy(bucket: &str, namespace: &str) -> String {
     let policy = POLICY
         .replace("EXAMPLE-BUCKET", bucket)
@@ -43,8 +43,8 @@ fn as_role(url: &str, role: &str) -> String {
     url.into()
 }
 
-/// A database with the walls up, made in the order that the file says.
-fn walled_database(server: &Postgres) -> String {
+/// A database with the isolation policies, created in the order of the file.
+fn isolated_database(server: &Postgres) -> String {
     let url = server.fresh_database();
     execute(&url, ROLES);
     let owner = Backend::file();
@@ -67,7 +67,7 @@ struct Tenant {
     lines: String,
 }
 
-/// Each namespace with its own rights on one bucket and one database; and the operator.
+/// Two namespaces with separate rights on one bucket and one database.
 fn tenants(server: &S3, database: &str, bucket: &str) -> [Tenant; 2] {
     NAMESPACES.map(|namespace| {
         let mut backend = Backend::on_server(
@@ -115,8 +115,8 @@ fn credentials_of_one_namespace_cannot_reach_another() {
             .await
     })
     .unwrap();
-    let database = walled_database(database);
-    // The operator looks at the store once: what it can do is remembered, and the namespaces only read it.
+    let database = isolated_database(database);
+    // The operator probes the store once. The namespaces only read the result.
     let mut operator = Backend::on_server(
         &server,
         &server.endpoint,
@@ -172,7 +172,7 @@ fn credentials_of_one_namespace_cannot_reach_another() {
         assert_eq!(rows["sessions"].as_array().unwrap().len(), 2, "{rows}");
     }
     for at in 0..tenants.len() {
-        // The rights of one, and the name of the other.
+        // The credentials of one namespace with the name of the other.
         let theirs = NAMESPACES[1 - at];
         let mut thief = self::tenants(&server, &database, bucket)
             .into_iter()
@@ -200,7 +200,7 @@ fn credentials_of_one_namespace_cannot_reach_another() {
             0,
             "nothing was brought"
         );
-        // The database shows nothing of it, and takes nothing for it.
+        // The database returns none of its rows and accepts no writes.
         let sql = format!(
             "INSERT INTO labels (namespace, agent, session, name, value) VALUES ('{theirs}', 'claude-code', 's1', 'x', 'y')"
         );
@@ -231,7 +231,7 @@ fn credentials_of_one_namespace_cannot_reach_another() {
                 .to_string()
         });
         assert!(refused.contains("row-level security"), "{refused}");
-        // A writer that is sent there writes nothing, and says why.
+        // A writer in the other namespace writes nothing and reports why.
         let mut daemon = thief.daemon(&elsewhere, &[]);
         append(&transcript(&elsewhere, "s9"), "{\"text\":\"mine\"}\n");
         thief
@@ -239,7 +239,7 @@ fn credentials_of_one_namespace_cannot_reach_another() {
             .fails(2, "AccessDenied", "s3:GetObject");
         daemon.kill();
     }
-    // What belongs to each is as it was; the operator sees both.
+    // The sessions of each are unchanged; the operator sees both.
     for (Tenant { lines, .. }, namespace) in tenants.iter().zip(NAMESPACES) {
         operator.set("SESSIOND_NAMESPACE", namespace);
         let home = TempHome::new();
@@ -254,7 +254,7 @@ fn credentials_of_one_namespace_cannot_reach_another() {
     }
 }
 
-/// AWS says 403 of a key that is not there to who may list only some prefixes.
+/// AWS returns 403 for a missing key if the caller may list only some prefixes.
 #[tokio::test]
 async fn a_denied_get_of_a_missing_key_falls_back_to_a_listing() {
     use sessiond::store::s3::{Credentials, S3Settings, S3Store};

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Row, SqliteConnection};
 
-use crate::agents::{holds, objects};
+use crate::agents::{contains_text, objects};
 use crate::support::backend::{Backend, Ran, eventually};
 use crate::support::files::append;
 use crate::support::on_each_backend;
@@ -14,7 +14,7 @@ use crate::support::{TempHome, block_on};
 
 const SECRET: &str = "sk-not-for-the-bucket";
 
-/// The tables that matter here, with the columns that are read by name and a few more.
+/// The relevant tables, with the columns that are read by name and a few more.
 const SCHEMA: &str = "
     CREATE TABLE project (id TEXT PRIMARY KEY, worktree TEXT NOT NULL, time_updated INTEGER NOT NULL);
     CREATE TABLE session (id TEXT PRIMARY KEY, project_id TEXT NOT NULL, parent_id TEXT, directory TEXT NOT NULL, title TEXT NOT NULL,
@@ -37,7 +37,7 @@ fn data(home: &TempHome) -> PathBuf {
     home.home().join(".local/share/opencode")
 }
 
-/// An OpenCode that is at work: its connection stays open, and what it writes stays in the WAL.
+/// A running OpenCode: its connection stays open, and its writes stay in the WAL.
 struct Database(SqliteConnection);
 
 impl Database {
@@ -50,8 +50,8 @@ impl Database {
         Database(block_on(options.journal_mode(SqliteJournalMode::Wal).connect()).unwrap())
     }
 
-    /// A new one, with secrets in it.
-    fn made(home: &TempHome) -> Database {
+    /// Creates a database that contains secrets.
+    fn create(home: &TempHome) -> Database {
         let mut database = Database::at(home);
         SCHEMA.split(';').for_each(|sql| database.run(sql));
         database.run(&format!("INSERT INTO credential VALUES ('c', '{SECRET}')"));
@@ -82,7 +82,7 @@ impl Database {
     /// A turn: a prompt, a tool, an answer.
     fn turn(&mut self, id: &str, n: u32) {
         let at = u64::from(n) * 1000 + 1_794_836_000_000;
-        // Ids of messages do not hold the session's.
+        // Message IDs do not contain the session ID.
         let short = id.trim_start_matches("ses_");
         let mut put = |table: &str, key: &str, more: &str, data: &str| {
             self.run(&format!(
@@ -163,12 +163,12 @@ impl Database {
     }
 }
 
-/// A home whose session `ses_a` of so many turns is stored.
+/// A home whose session `ses_a` with this number of turns is stored.
 fn stored(turns: u32) -> (Backend, TempHome, Database) {
     let mut backend = Backend::file();
     backend.set("SESSIOND_AGENT", "opencode");
     let home = TempHome::new();
-    let mut database = Database::made(&home);
+    let mut database = Database::create(&home);
     database.session("ses_a", None);
     (1..=turns).for_each(|turn| database.turn("ses_a", turn));
     backend.run(&home, &["run", "--", "true"]).ok();
@@ -185,7 +185,7 @@ on_each_backend!(an_opencode_session_restores_row_by_row_without_secrets);
 fn an_opencode_session_restores_row_by_row_without_secrets(mut backend: Backend) {
     backend.set("SESSIOND_AGENT", "opencode");
     let home = TempHome::new();
-    let mut database = Database::made(&home);
+    let mut database = Database::create(&home);
     database.session("ses_a", None);
     let mut daemon = backend.daemon(&home, &[]);
     database.turn("ses_a", 1);
@@ -209,7 +209,7 @@ fn an_opencode_session_restores_row_by_row_without_secrets(mut backend: Backend)
     );
     let shipped = row[0]["raw_bytes"].as_u64().unwrap();
 
-    // Only what changes is shipped: a row more, one that is another, one that is gone.
+    // Only changes are uploaded: a new row, a changed row, a deleted row.
     database.run(r#"UPDATE part SET data = '{"type":"text","text":"better","time":{"end":3}}', time_updated = 1794836009000 WHERE id = 'prt_a_1_2'"#);
     database.run("DELETE FROM todo WHERE position = 1");
     database.changed("ses_a", 100);
@@ -230,7 +230,7 @@ fn an_opencode_session_restores_row_by_row_without_secrets(mut backend: Backend)
     }
     assert!(!data(&other).join("auth.json").exists());
 
-    // It goes on there; what was restored is not uploaded again.
+    // It continues there; restored rows are not uploaded again.
     let before = raw_bytes(backend.run(&other, &["ls", "--json"]));
     restored.turn("ses_a", 3);
     backend.run(&other, &["run", "--", "true"]).ok();
@@ -246,11 +246,13 @@ fn an_opencode_session_restores_row_by_row_without_secrets(mut backend: Backend)
     if backend.name == "file+sqlite" {
         let objects = objects(&backend.path().join("bucket"));
         assert!(
-            objects.iter().any(|object| holds(object, "answer 3")),
+            objects
+                .iter()
+                .any(|object| contains_text(object, "answer 3")),
             "the objects are read"
         );
         assert!(
-            !objects.iter().any(|object| holds(object, SECRET)),
+            !objects.iter().any(|object| contains_text(object, SECRET)),
             "a secret is in the bucket"
         );
     }
@@ -262,7 +264,7 @@ fn local_opencode_rows_are_never_overwritten() {
     let stored = database.rows();
 
     let other = TempHome::new();
-    let mut local = Database::made(&other);
+    let mut local = Database::create(&other);
     local.session("ses_a", None);
     local.turn("ses_a", 7);
     local.session("ses_b", None);
@@ -286,9 +288,9 @@ fn local_opencode_rows_are_never_overwritten() {
             .all(|row| now.contains(row)),
         "the other session is as it was"
     );
-    // What was here is kept aside, and the agent's own tables are as they were.
+    // The local rows are moved aside, and the agent's other tables are unchanged.
     let aside = objects(&data(&other).join(".sessiond-mirror/.sessiond/aside"));
-    assert!(aside.iter().any(|bytes| holds(bytes, "prompt 7")));
+    assert!(aside.iter().any(|bytes| contains_text(bytes, "prompt 7")));
     assert_eq!(
         (local.count("credential"), local.count("session_share")),
         (1, 2)
@@ -304,7 +306,7 @@ fn an_opencode_rollback_removes_rows_and_continues() {
         .into_iter()
         .filter(|row| !row.contains("_2_") && !row.contains("_3_"))
         .collect();
-    // Each turn ends in a place of its own, though all came in one entry.
+    // Each turn has its own end, although all are in one entry.
     backend
         .run(&home, &["restore", "ses_a", "--at", "turn:1"])
         .ok();
@@ -340,7 +342,7 @@ fn an_unreadable_opencode_database_only_delays_uploads() {
         .fails(5, "opencode.db", "");
     assert_eq!(backend.run(&home, &["doctor"]).code(), 1);
     std::fs::remove_file(&file).unwrap();
-    let mut database = Database::made(&home);
+    let mut database = Database::create(&home);
     database.session("ses_a", None);
     database.turn("ses_a", 1);
     eventually("it is read by itself", || {
@@ -358,7 +360,7 @@ fn odd_ids_and_bytes_in_opencode_rows_are_stored() {
     let mut backend = Backend::file();
     backend.set("SESSIOND_AGENT", "opencode");
     let home = TempHome::new();
-    let mut database = Database::made(&home);
+    let mut database = Database::create(&home);
     database.session("../../evil", None);
     database.session("ses_a", None);
     database.turn("ses_a", 1);
@@ -380,7 +382,7 @@ fn a_torn_mirror_line_is_rewritten() {
     let (backend, home, mut database) = stored(1);
     let mirror = data(&home).join(".sessiond-mirror/sessions/ses_a.jsonl");
     let whole = std::fs::read(&mirror).unwrap();
-    // Killed while it wrote, before that was shipped.
+    // Killed during a write, before an upload.
     database.turn("ses_a", 2);
     let torn = [
         whole.as_slice(),

@@ -14,7 +14,7 @@ use crate::support::servers::{Postgres, postgres, s3};
 
 const WORD: &str = "quetzalmarmalade";
 
-/// A turn that says the word in a prompt, a call, its result and an answer.
+/// A turn with the word in a prompt, a tool call, its result and a response.
 fn lines(turn: u32) -> String {
     let time = format!("\"cwd\":\"/work/app\",\"timestamp\":\"2026-05-01T10:{turn:02}:00.000Z\"");
     format!(
@@ -25,8 +25,8 @@ fn lines(turn: u32) -> String {
     )
 }
 
-/// Everything below a directory, the directory too, that others could read or write.
-fn open_to_others(directory: &Path) -> Vec<String> {
+/// Everything in a directory, and the directory itself, that other users can read or write.
+fn readable_by_others(directory: &Path) -> Vec<String> {
     let mut found = Vec::new();
     let mut left = vec![directory.to_owned()];
     while let Some(path) = left.pop() {
@@ -52,7 +52,7 @@ fn open_to_others(directory: &Path) -> Vec<String> {
 
 #[test]
 fn created_files_are_private() {
-    // Nothing is set, so that everything is where it is by default, and the mask of most systems is in force.
+    // No setting, so that all paths are the default, with the usual umask.
     let home = TempHome::new();
     let mut nothing = Backend::file();
     nothing.unset("SESSIOND_STORE");
@@ -76,7 +76,7 @@ fn created_files_are_private() {
         let state = home.home().join(".claude/.sessiond");
         let socket = std::fs::metadata(state.join("socket")).unwrap();
         assert!(socket.file_type().is_socket());
-        assert_eq!(open_to_others(&state), [""; 0]);
+        assert_eq!(readable_by_others(&state), [""; 0]);
         daemon.kill();
     }
     nothing.unset("SESSIOND_ENCRYPT_TO");
@@ -100,9 +100,9 @@ fn created_files_are_private() {
         "raw",
     ];
     for path in ours.map(|path| home.home().join(path)) {
-        assert_eq!(open_to_others(&path), [""; 0]);
+        assert_eq!(readable_by_others(&path), [""; 0]);
     }
-    // A copy has the modes that the agent gave its files; nobody else gets that far.
+    // A copy has the modes of the agent's files; its directory is private.
     assert_eq!(
         std::fs::metadata(home.home().join("copy"))
             .unwrap()
@@ -144,10 +144,10 @@ fn no_content_or_secret_appears_in_logs_errors_status_or_process_list() {
         .unwrap()
         .to_owned();
     let secrets = [WORD, &server.secret_key, Postgres::PASSWORD, &secret_key];
-    // Of all libraries too, and not of ours alone.
+    // Log all libraries too.
     backend.set("SESSIOND_LOG", "trace,sessiond=trace");
     backend.set("SESSIOND_REQUEST_TIMEOUT", "2s");
-    let mut said = String::new();
+    let mut output = String::new();
     for sealed in [false, true] {
         if sealed {
             backend.set("SESSIOND_IDENTITY", keys.to_str().unwrap());
@@ -164,7 +164,7 @@ fn no_content_or_secret_appears_in_logs_errors_status_or_process_list() {
             command.contains("daemon") && secrets.iter().all(|secret| !command.contains(secret)),
             "{command}"
         );
-        // Both servers fail, and all is told of it.
+        // Both servers fail, and everything about it is logged.
         to_s3.set(Mode::DropResponses);
         to_postgres.set(Mode::Refuse);
         append(&transcript(&home, "s1"), lines(2));
@@ -180,7 +180,7 @@ fn no_content_or_secret_appears_in_logs_errors_status_or_process_list() {
             vec!["doctor"],
         ] {
             let ran = backend.run(&home, &command);
-            said += &(ran.out() + &ran.err());
+            output += &(ran.out() + &ran.err());
         }
         to_s3.set(Mode::Pass);
         to_postgres.set(Mode::Pass);
@@ -190,8 +190,8 @@ fn no_content_or_secret_appears_in_logs_errors_status_or_process_list() {
             .ok();
         daemon.signal(Signal::TERM);
         assert_eq!(daemon.code(), Some(0));
-        said += &std::fs::read_to_string(home.path().join("daemon.log")).unwrap();
-        // What these print for people is theirs; what they log is not.
+        output += &std::fs::read_to_string(home.path().join("daemon.log")).unwrap();
+        // These commands may print content; their logs may not contain it.
         for command in [
             vec!["restore", "s1"],
             vec!["show", "s1"],
@@ -209,18 +209,18 @@ fn no_content_or_secret_appears_in_logs_errors_status_or_process_list() {
             vec!["run", "--", "true"],
         ] {
             let ran = backend.run(&other, &command);
-            said += &format!("$ {command:?} gave {}\n{}", ran.code(), ran.err());
+            output += &format!("$ {command:?} gave {}\n{}", ran.code(), ran.err());
             let asked = ["show", "messages", "diff", "checkpoint"].contains(&command[0]);
-            said += if asked { String::new() } else { ran.out() }.as_str();
+            output += if asked { String::new() } else { ran.out() }.as_str();
         }
-        // And what fails.
+        // Failing commands.
         let refused = backend
             .command(&other, &["restore", "s1"])
             .env("AWS_SECRET_ACCESS_KEY", "wrong-wrong")
             .stdin(Stdio::null())
             .output()
             .unwrap();
-        said += &String::from_utf8_lossy(&refused.stderr);
+        output += &String::from_utf8_lossy(&refused.stderr);
         let refused = backend
             .command(&other, &["ls"])
             .env(
@@ -229,14 +229,17 @@ fn no_content_or_secret_appears_in_logs_errors_status_or_process_list() {
             )
             .output()
             .unwrap();
-        said += &String::from_utf8_lossy(&refused.stderr);
+        output += &String::from_utf8_lossy(&refused.stderr);
     }
     assert!(
-        said.lines().count() > 1000 && said.contains("TRACE"),
+        output.lines().count() > 1000 && output.contains("TRACE"),
         "the log is read"
     );
     for secret in secrets.iter().chain(&["wrong-wrong", "quetzal"]) {
-        let told: Vec<&str> = said.lines().filter(|line| line.contains(secret)).collect();
+        let told: Vec<&str> = output
+            .lines()
+            .filter(|line| line.contains(secret))
+            .collect();
         assert!(
             told.is_empty(),
             "{secret} is in {} lines, such as {}",

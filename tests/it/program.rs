@@ -112,7 +112,7 @@ fn stream_kill_restore_in_a_new_home_is_byte_equal(backend: Backend) {
 on_each_backend!(run_restores_streams_launches_and_flushes_what_the_agent_writes_last);
 fn run_restores_streams_launches_and_flushes_what_the_agent_writes_last(backend: Backend) {
     let home = TempHome::new();
-    // Writes once more after SIGTERM, as the real one does.
+    // Writes again after SIGTERM, as the real agent does.
     let agent = script(
         &home,
         "d=$HOME/.claude/projects/-work-app; mkdir -p $d; test -f $d/s1.jsonl && wc -l < $d/s1.jsonl > $HOME/restored\n\
@@ -148,7 +148,7 @@ fn run_restores_streams_launches_and_flushes_what_the_agent_writes_last(backend:
         text(&transcript(&other, "s1")),
         "{\"first\":1}\n{\"last\":1}\n"
     );
-    // The unfinished line is not lost: a copy has it.
+    // The partial line is not lost: a copy has it.
     backend
         .run(&other, &["pull", "s1", "--to", "copy", "--at", "seq:3"])
         .ok();
@@ -308,7 +308,7 @@ fn a_failed_restore_blocks_the_agent_by_default() {
     );
     run(&["--on-restore-error", "continue"]).ok();
     assert!(other.home().join("launched").exists());
-    // Nothing stored yet is no error, unless it must exist.
+    // A missing session is no error, unless it must exist.
     backend
         .run(&other, &["run", "--session", "unknown", "--", "true"])
         .ok();
@@ -379,7 +379,7 @@ fn the_daemon_notifies_systemd_and_status_shows_lag() {
     let status = || backend.run(&home, &["status", "--json"]).ok().json();
     assert_eq!(status()["ready"], true);
     append(&transcript(&home, "s1"), LINE);
-    // The first change after a quiet time goes out at once, the next waits for the interval.
+    // The first change after a quiet time is uploaded immediately, the next waits for the interval.
     eventually("the first is durable", || {
         status()["sessions"][0]["durable_bytes"] == LINE.len()
     });
@@ -392,7 +392,7 @@ fn the_daemon_notifies_systemd_and_status_shows_lag() {
         .run(&home, &["flush", "--wait", "--session", "s"])
         .ok();
     assert_eq!(status()["sessions"][0]["lag_bytes"], 0);
-    // A second sessiond on the same directory is refused.
+    // A second sessiond on the same directory is rejected.
     backend
         .run(&home, &["daemon"])
         .fails(7, "another sessiond", "status");
@@ -495,6 +495,103 @@ fn restore_finds_by_prefix_by_latest_by_project_and_all(backend: Backend) {
     assert_eq!(rest["sessions"].as_array().unwrap().len(), 1);
 }
 
+on_each_backend!(a_restore_does_not_change_which_session_is_the_latest);
+fn a_restore_does_not_change_which_session_is_the_latest(mut backend: Backend) {
+    let home = TempHome::new();
+    for session in ["older", "newer"] {
+        append(&transcript(&home, session), LINE);
+        backend
+            .run(&home, &["run", "--request-id", "job", "--", "true"])
+            .ok();
+    }
+    let times = |backend: &Backend| {
+        let page = backend.run(&home, &["ls", "--json"]).ok().json();
+        let rows = page["sessions"].as_array().unwrap().clone();
+        let time = |row: &serde_json::Value| (row["id"].clone(), row["updated"].clone());
+        rows.iter().map(time).collect::<Vec<_>>()
+    };
+    let before = times(&backend);
+    assert_eq!(before[0].0, "newer");
+    // A restore claims the session, and a daemon with nothing to upload claims it again.
+    let other = TempHome::new();
+    backend.run(&other, &["restore", "older"]).ok();
+    let third = TempHome::new();
+    backend
+        .run(&third, &["run", "--session", "older", "--", "true"])
+        .ok();
+    assert_eq!(times(&backend), before, "{}", backend.name);
+    let latest = |backend: &Backend| {
+        for arguments in [&["--latest"][..], &["--request", "job"]] {
+            let restored = backend.run(
+                &TempHome::new(),
+                &[&["restore", "--json", "--dry-run"], arguments].concat(),
+            );
+            assert_eq!(restored.ok().json()[0]["session"], "newer", "{arguments:?}");
+        }
+    };
+    latest(&backend);
+    backend.run(&home, &["reindex"]).ok();
+    assert_eq!(times(&backend), before, "{}", backend.name);
+    // The store alone gives the same answer.
+    backend.set("SESSIOND_INDEX", "postgres://nobody@127.0.0.1:1/none");
+    latest(&backend);
+}
+
+#[test]
+fn a_restore_on_its_own_volume_reports_what_the_log_holds() {
+    let (backend, home) = (Backend::file(), TempHome::new());
+    append(&transcript(&home, "s1"), LINE);
+    backend.run(&home, &["run", "--", "true"]).ok();
+    // The agent wrote another line, and no sessiond was running.
+    append(&transcript(&home, "s1"), LINE);
+    let stored = LINE.len() as u64;
+    let report = backend.run(&home, &["restore", "s1", "--json"]).ok().json()[0].clone();
+    assert_eq!(
+        (&report["log_bytes"], &report["lag_bytes"], &report["bytes"]),
+        (&stored.into(), &stored.into(), &0.into()),
+        "{report}"
+    );
+    let file = &report["files"][0];
+    assert_eq!(
+        (&file["action"], &file["log_bytes"], &file["bytes"]),
+        (&"keep".into(), &stored.into(), &(2 * stored).into()),
+        "{report}"
+    );
+    let said = backend.run(&home, &["restore", "s1"]).ok().out();
+    let expected = format!(
+        " to {}: 0 files written (0 B), 1 unchanged ({} B)\n  the log holds 1 file ({stored} B); {stored} B of local files are not in the log yet\n",
+        home.home().join(".claude").display(),
+        2 * stored
+    );
+    assert!(said.contains(&expected), "{said}");
+    // The same without a ledger, where the files are compared with the log.
+    std::fs::remove_dir_all(home.home().join(".claude/.sessiond")).unwrap();
+    let said = backend.run(&home, &["restore", "s1"]).ok().out();
+    assert!(said.contains(&expected), "{said}");
+    // A partial line that only the disk has is not in the log.
+    let mut daemon = backend.daemon(&home, &[]);
+    append(&transcript(&home, "s1"), "{\"half");
+    backend.run(&home, &["flush", "--wait"]).ok();
+    daemon.kill();
+    let said = backend.run(&home, &["restore", "s1"]).ok().out();
+    assert!(
+        !said.contains("partial line")
+            && said.contains("; 6 B of local files are not in the log yet"),
+        "{said}"
+    );
+    append(&transcript(&home, "s1"), "\"}\n");
+    // Once everything is uploaded, only the total is left to say.
+    backend.run(&home, &["run", "--", "true"]).ok();
+    let said = backend.run(&home, &["restore", "s1"]).ok().out();
+    assert!(
+        said.contains(&format!(
+            "\n  the log holds 1 file ({} B)\n",
+            2 * stored + 9
+        )),
+        "{said}"
+    );
+}
+
 #[test]
 fn a_local_file_that_differs_is_never_overwritten() {
     let backend = Backend::file();
@@ -525,7 +622,7 @@ fn a_local_file_that_differs_is_never_overwritten() {
         "{\"mine\":1}\n"
     );
 
-    // One that is ahead is kept and shipped; one that is behind is brought up to date.
+    // A longer file is kept and uploaded; a shorter one is updated.
     let ahead = TempHome::new();
     append(&transcript(&ahead, "s1"), LINE.repeat(5));
     backend
@@ -554,7 +651,8 @@ fn a_restart_continues_with_an_outdated_ledger() {
     std::fs::write(&task, "{\"status\":\"running\"}").unwrap();
     backend.run(&home, &["flush", "--wait"]).ok();
     daemon.kill();
-    // As if the machine had died between the store's answer and the ledger; then the agent changed a file once more.
+    // As if the machine had crashed between the store's reply and the ledger write; then the agent
+    // changed a file again.
     std::fs::write(&ledger, before).unwrap();
     std::fs::write(&task, "{\"status\":\"done\"}").unwrap();
     backend
@@ -569,7 +667,8 @@ fn a_restart_continues_with_an_outdated_ledger() {
     );
     assert_eq!(text(&transcript(&other, "s1")), LINE.repeat(2));
 
-    // The same with no ledger at all: the transcript is here, so what stands beside it is newer than the log.
+    // The same without a ledger: the transcript exists, so the side files next to it are newer than
+    // the log.
     std::fs::remove_dir_all(home.home().join(".claude/.sessiond")).unwrap();
     std::fs::write(&task, "{\"status\":\"again\"}").unwrap();
     backend
@@ -639,7 +738,7 @@ fn pull_never_claims(backend: Backend) {
         .run(&home, &["pull", "s1", "--raw", "--to", "raw"])
         .ok();
     assert!(home.home().join("raw/log/000000000002.gz").exists());
-    // The writer never noticed.
+    // The writer is not affected.
     append(&transcript(&home, "s1"), LINE);
     backend.run(&home, &["flush", "--wait"]).ok();
     let row = backend.run(&home, &["ls", "--json"]).ok().json()["sessions"][0].clone();
@@ -660,11 +759,11 @@ fn two_daemons_on_one_session_never_interleave(backend: Backend) {
     append(&transcript(&second, "s1"), "{\"by\":\"second\"}\n");
     backend.run(&second, &["flush", "--wait"]).ok();
     append(&transcript(&first, "s1"), "{\"by\":\"first\"}\n");
-    // What the loser had is durable, and it is told where.
+    // The bytes of the fenced writer are durable, and `flush` reports where.
     backend
         .run(&first, &["flush", "--wait"])
         .fails(4, "another writer owns", "pull s1 --branch");
-    // And told again, also when there is nothing new.
+    // It reports that again, also without new bytes.
     backend
         .run(&first, &["flush", "--wait"])
         .fails(4, "another writer owns", "pull s1 --branch");
@@ -844,9 +943,9 @@ fn progress_is_shown_on_a_terminal_only() {
     let home = TempHome::new();
     append(&transcript(&home, "s1"), "{}\n".repeat(1000));
     backend.run(&home, &["run", "--", "true"]).ok();
-    // Slow enough to be worth a line.
+    // Slow enough to show progress.
     proxy.set(Mode::Delay(Duration::from_millis(400)));
-    // `script` runs a command on a terminal of its own.
+    // `script` runs a command on a new terminal.
     let on_a_terminal = |quiet: &str| {
         let command = backend.command(&home, &[]);
         let program = command.get_program().to_string_lossy().into_owned();

@@ -13,8 +13,8 @@ use sessiond::agent::gemini::Gemini;
 use sessiond::agent::transcript::TranscriptReader;
 use sessiond::model::{Digest, FileKind, Part, RelPath, Role, Tokens, TurnTracker};
 
-/// What the session in a directory says, in a few words a line.
-fn told(profile: &dyn Profile, root: &Path) -> String {
+/// Summarizes the session in a directory, with a few words per line.
+fn summarize_session(profile: &dyn Profile, root: &Path) -> String {
     let files: BTreeMap<RelPath, Vec<u8>> = files_below(root)
         .into_iter()
         .map(|(path, bytes)| (path.parse().unwrap(), bytes))
@@ -37,9 +37,9 @@ fn told(profile: &dyn Profile, root: &Path) -> String {
             mtime_ns: 0,
             seq: None,
         };
-        let told = reader.read(profile, [(&part, bytes.as_slice())].into_iter());
+        let summarize_session = reader.read(profile, [(&part, bytes.as_slice())].into_iter());
         let mut roles: BTreeMap<Role, u64> = BTreeMap::new();
-        for said in &told.messages {
+        for said in &summarize_session.messages {
             *roles.entry(said.message.role).or_default() += 1;
             if let (Some(answer), Some(tokens)) = (&said.message.response_id, said.message.tokens) {
                 took.insert(answer.clone(), tokens);
@@ -55,7 +55,7 @@ fn told(profile: &dyn Profile, root: &Path) -> String {
             .map(|(role, count)| format!(" {count} {}", role.as_str()))
             .collect();
         writeln!(out, "{side}:{}", counts.join(",")).unwrap();
-        for point in turns.apply(&told.turn_events, &BTreeMap::new()) {
+        for point in turns.apply(&summarize_session.turn_events, &BTreeMap::new()) {
             writeln!(
                 out,
                 "  turn {} checkpoint {} {}",
@@ -69,7 +69,7 @@ fn told(profile: &dyn Profile, root: &Path) -> String {
             for call in &turns.pending_calls {
                 writeln!(out, "  pending {} {}", call.name, call.input).unwrap();
             }
-            if let Some(model) = told
+            if let Some(model) = summarize_session
                 .facts
                 .model
                 .filter(|_| profile.name().as_str() != ClaudeCode::NAME)
@@ -78,16 +78,16 @@ fn told(profile: &dyn Profile, root: &Path) -> String {
                 writeln!(
                     out,
                     "  {model} in {} by {}",
-                    known(told.facts.cwd),
-                    known(told.facts.agent_version)
+                    known(summarize_session.facts.cwd),
+                    known(summarize_session.facts.agent_version)
                 )
                 .unwrap();
             }
-            if let Some(cost) = told.facts.cost {
+            if let Some(cost) = summarize_session.facts.cost {
                 writeln!(out, "  cost {cost}").unwrap();
             }
         }
-        unread += told.unparsed_lines.values().sum::<u64>();
+        unread += summarize_session.unparsed_lines.values().sum::<u64>();
     }
     let all = took
         .values()
@@ -101,8 +101,8 @@ fn told(profile: &dyn Profile, root: &Path) -> String {
     out
 }
 
-/// What all sessions of a program say.
-fn all_told(profile: &dyn Profile, directory: &str) -> String {
+/// Summarizes all sessions of an agent.
+fn summarize_sessions(profile: &dyn Profile, directory: &str) -> String {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests/fixtures")
         .join(directory);
@@ -117,7 +117,7 @@ fn all_told(profile: &dyn Profile, directory: &str) -> String {
             format!(
                 "== {}\n{}",
                 root.file_name().unwrap().to_str().unwrap(),
-                told(profile, root)
+                summarize_session(profile, root)
             )
         })
         .collect()
@@ -127,7 +127,7 @@ fn all_told(profile: &dyn Profile, directory: &str) -> String {
 fn claude_code_transcripts_are_parsed() {
     let profile = ClaudeCode::new("claude-code".parse().unwrap());
     assert_eq!(
-        all_told(&profile, "claude"),
+        summarize_sessions(&profile, "claude"),
         include_str!("real_transcripts.txt")
     );
 }
@@ -136,7 +136,7 @@ fn claude_code_transcripts_are_parsed() {
 fn codex_transcripts_are_parsed() {
     let profile = Codex::new("codex".parse().unwrap());
     assert_eq!(
-        all_told(&profile, "codex"),
+        summarize_sessions(&profile, "codex"),
         include_str!("real_transcripts_codex.txt")
     );
 }
@@ -145,7 +145,7 @@ fn codex_transcripts_are_parsed() {
 fn gemini_transcripts_are_parsed() {
     let profile = Gemini::new("gemini".parse().unwrap());
     assert_eq!(
-        all_told(&profile, "gemini"),
+        summarize_sessions(&profile, "gemini"),
         include_str!("real_transcripts_gemini.txt")
     );
 }

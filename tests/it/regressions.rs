@@ -13,7 +13,7 @@ fn text(path: &std::path::Path) -> String {
     std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// A home whose session `s1` of so many lines is stored.
+/// A home whose session `s1` with this number of lines is stored.
 fn stored(backend: &Backend, lines: usize) -> TempHome {
     let home = TempHome::new();
     append(&transcript(&home, "s1"), LINE.repeat(lines));
@@ -76,7 +76,7 @@ fn an_emptied_store_receives_everything_again() {
     backend.run(&home, &["run", "--", "true"]).ok();
     assert_eq!(restored(&backend), LINE.repeat(4));
 
-    // Emptied under a running daemon, and made again by somebody who only looked.
+    // Emptied under a running daemon, and recreated by a process that only reads.
     let mut daemon = backend.daemon(&home, &[]);
     append(&transcript(&home, "s1"), LINE);
     backend.run(&home, &["flush", "--wait"]).ok();
@@ -245,8 +245,8 @@ fn doctor_reports_unstorable_files_and_a_dangling_root() {
         LINE,
     )
     .unwrap();
-    let said = backend.run(&home, &["doctor"]).ok().out();
-    assert!(said.contains("is not UTF-8"), "{said}");
+    let output = backend.run(&home, &["doctor"]).ok().out();
+    assert!(output.contains("is not UTF-8"), "{output}");
     let other = TempHome::new();
     std::os::unix::fs::symlink("/no/such/place", other.home().join(".claude")).unwrap();
     let ran = backend.run(&other, &["doctor"]);

@@ -16,7 +16,7 @@ fn record(n: u32) -> String {
     )
 }
 
-/// A line that is torn and glued to the next, zeros, two records on a line, and a last one without its end.
+/// A torn line glued to the next, zeros, two records on one line, and a partial last line.
 fn damaged() -> String {
     format!(
         "{}\n{}{}\n\0\0\0\0{}\n{}{}\n{}",
@@ -30,7 +30,7 @@ fn damaged() -> String {
     )
 }
 
-fn sound(to: u32) -> String {
+fn undamaged_lines(to: u32) -> String {
     (1..=to).map(|n| format!("{}\n", record(n))).collect()
 }
 
@@ -38,8 +38,8 @@ fn text(path: PathBuf) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// What was kept aside in a directory of the agent's.
-fn aside(root: PathBuf) -> Vec<String> {
+/// The files that were moved aside in the agent's directory.
+fn files_moved_aside(root: PathBuf) -> Vec<String> {
     let kept = root.join(".sessiond/aside");
     if !kept.exists() {
         return Vec::new();
@@ -59,7 +59,7 @@ fn a_repaired_transcript_continues_and_the_log_keeps_the_original(backend: Backe
         .as_u64()
         .unwrap();
 
-    // Without it, everything is as it was, to the last whole line.
+    // Without `--repair`, everything is restored up to the last complete line.
     let plain = TempHome::new();
     backend.run(&plain, &["restore", "s1", "--dry-run"]).ok();
     let copy = |home: &TempHome, arguments: &[&str]| {
@@ -75,20 +75,20 @@ fn a_repaired_transcript_continues_and_the_log_keeps_the_original(backend: Backe
     assert_eq!(text(copy(&plain, &[]).join(PATH)), damaged());
     let view = copy(&plain, &["--repair"]);
     assert_eq!(
-        (text(view.join(PATH)), aside(view)),
-        (sound(6), vec![damaged()])
+        (text(view.join(PATH)), files_moved_aside(view)),
+        (undamaged_lines(6), vec![damaged()])
     );
 
     let other = TempHome::new();
-    let told = backend
+    let output = backend
         .run(&other, &["restore", "s1", "--repair", "--dry-run"])
         .ok()
         .out();
     assert!(
-        told.contains("line 2, byte ") && !transcript(&other, "s1").exists(),
-        "{told}"
+        output.contains("line 2, byte ") && !transcript(&other, "s1").exists(),
+        "{output}"
     );
-    let told = backend
+    let output = backend
         .run(&other, &["restore", "s1", "--repair"])
         .ok()
         .out();
@@ -101,19 +101,20 @@ fn a_repaired_transcript_continues_and_the_log_keeps_the_original(backend: Backe
         "added the newline at the end",
         ".damaged",
     ] {
-        assert!(told.contains(change), "{change} is not in\n{told}");
+        assert!(output.contains(change), "{change} is not in\n{output}");
     }
-    assert_eq!(text(transcript(&other, "s1")), sound(6));
-    assert_eq!(aside(other.home().join(".claude")), [damaged()]);
+    assert_eq!(text(transcript(&other, "s1")), undamaged_lines(6));
+    assert_eq!(files_moved_aside(other.home().join(".claude")), [damaged()]);
 
-    // The agent goes on from the repaired one, and so does the log; what it held is there at its number.
+    // The agent continues from the repaired transcript, and so does the log. The original is still
+    // restorable at its seq.
     append(&transcript(&other, "s1"), format!("{}\n", record(7)));
     backend.run(&other, &["run", "--", "true"]).ok();
     let third = TempHome::new();
     backend.run(&third, &["restore", "s1"]).ok();
     assert_eq!(
         text(transcript(&third, "s1")),
-        sound(7),
+        undamaged_lines(7),
         "on {}",
         backend.name
     );
@@ -144,16 +145,16 @@ fn repair_fixes_local_files_in_place() {
         format!("{}\n{}\n", record(1), record(2)),
     );
     backend.run(&home, &["run", "--", "true"]).ok();
-    // Nothing to repair: nothing is kept aside.
+    // Nothing to repair: nothing is moved aside.
     backend.run(&home, &["restore", "s1", "--repair"]).ok();
     assert_eq!(
         (
             text(transcript(&home, "s1")),
-            aside(home.home().join(".claude"))
+            files_moved_aside(home.home().join(".claude"))
         ),
-        (sound(2), vec![])
+        (undamaged_lines(2), vec![])
     );
-    // Written since, and killed while writing.
+    // More was written, and the agent was killed during a write.
     append(
         &transcript(&home, "s1"),
         format!("\0\0{}\n{}", record(3), &record(4)[..20]),
@@ -179,10 +180,10 @@ fn repair_fixes_local_files_in_place() {
             text(transcript(&home, "s1")),
             text(home.home().join("lines"))
         ),
-        (sound(3), "3\n".to_owned())
+        (undamaged_lines(3), "3\n".to_owned())
     );
-    assert_eq!(aside(home.home().join(".claude")), [was]);
+    assert_eq!(files_moved_aside(home.home().join(".claude")), [was]);
     let other = TempHome::new();
     backend.run(&other, &["restore", "s1"]).ok();
-    assert_eq!(text(transcript(&other, "s1")), sound(3));
+    assert_eq!(text(transcript(&other, "s1")), undamaged_lines(3));
 }

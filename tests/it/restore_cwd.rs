@@ -11,12 +11,12 @@ use crate::support::on_each_backend;
 const LINE: &str = "{\"type\":\"user\",\"cwd\":\"/work/app\",\"message\":{\"content\":\"hi\"}}\n";
 const MORE: &str = "{\"type\":\"user\",\"cwd\":\"/else\",\"message\":{\"content\":\"more\"}}\n";
 
-/// A home, and in it where the session's transcript is in the project of a directory.
-struct Here(TempHome);
+/// A home that contains the session.
+struct SessionHome(TempHome);
 
-impl Here {
-    fn new() -> Here {
-        Here(TempHome::new())
+impl SessionHome {
+    fn new() -> SessionHome {
+        SessionHome(TempHome::new())
     }
 
     fn transcript(&self, project: &str) -> PathBuf {
@@ -25,7 +25,7 @@ impl Here {
             .join(format!(".claude/projects/{project}/s1.jsonl"))
     }
 
-    /// The files of the session, and those that were moved aside without the directory that they were moved to.
+    /// The files of the session, and the names of files that were moved aside.
     fn files(&self) -> (Files, Vec<String>) {
         let aside = files_below(&self.0.home().join(".claude/.sessiond/aside"));
         (
@@ -39,8 +39,8 @@ impl Here {
 }
 
 /// A session with a side file, in the project of `/work/app`.
-fn stored(backend: &Backend) -> Here {
-    let here = Here::new();
+fn stored(backend: &Backend) -> SessionHome {
+    let here = SessionHome::new();
     append(&here.transcript("-work-app"), LINE.repeat(5));
     append(
         &here
@@ -54,7 +54,7 @@ fn stored(backend: &Backend) -> Here {
     here
 }
 
-/// What the session is once it is in the project of `/else`.
+/// The files of the session in the project of `/else`.
 fn moved(lines: &str) -> Files {
     [
         ("projects/-else/s1.jsonl", lines),
@@ -68,7 +68,7 @@ fn moved(lines: &str) -> Files {
 on_each_backend!(a_session_restored_with_cwd_stays_in_the_new_project);
 fn a_session_restored_with_cwd_stays_in_the_new_project(backend: Backend) {
     stored(&backend);
-    let here = Here::new();
+    let here = SessionHome::new();
     let plan = backend
         .run(
             &here.0,
@@ -87,8 +87,8 @@ fn a_session_restored_with_cwd_stays_in_the_new_project(backend: Backend) {
         .run(&here.0, &["restore", "s1", "--cwd", "/else"])
         .ok();
     assert_eq!(here.files(), (moved(&LINE.repeat(5)), vec![]));
-    // Nothing was appended yet, and the log knows all the same.
-    let other = Here::new();
+    // Nothing was appended yet, but the log has the move.
+    let other = SessionHome::new();
     backend.run(&other.0, &["pull", "s1", "--to", "copy"]).ok();
     let copy = files_below(&other.0.home().join("copy"));
     assert_eq!(copy, moved(&LINE.repeat(5)), "{}", backend.name);
@@ -102,7 +102,7 @@ fn a_session_restored_with_cwd_stays_in_the_new_project(backend: Backend) {
         .ok();
     let whole = moved(&(LINE.repeat(5) + MORE));
     assert_eq!(here.files(), (whole.clone(), vec![]));
-    let other = Here::new();
+    let other = SessionHome::new();
     backend.run(&other.0, &["restore", "s1"]).ok();
     assert_eq!(other.files(), (whole, vec![]));
     backend.run(&other.0, &["verify", "s1", "--deep"]).ok();
@@ -110,8 +110,8 @@ fn a_session_restored_with_cwd_stays_in_the_new_project(backend: Backend) {
     eventually("the index knows the project", || {
         row()["project"] == "-else" && row()["messages"] == 6
     });
-    // A point before the move is still where it was, and can be brought along too.
-    let back = Here::new();
+    // A point before the move is still in its old project, and can be moved too.
+    let back = SessionHome::new();
     backend
         .run(
             &back.0,
@@ -123,7 +123,7 @@ fn a_session_restored_with_cwd_stays_in_the_new_project(backend: Backend) {
     backend
         .run(&back.0, &["run", "--session", "s1", "--", "true"])
         .ok();
-    backend.run(&Here::new().0, &["restore", "s1"]).ok();
+    backend.run(&SessionHome::new().0, &["restore", "s1"]).ok();
     backend.run(&back.0, &["verify", "s1", "--deep"]).ok();
 }
 
@@ -138,7 +138,7 @@ fn restore_with_cwd_moves_local_files_with_unsaved_bytes() {
     let whole = moved(&(LINE.repeat(5) + MORE));
     assert_eq!(here.files(), (whole.clone(), vec![]));
     backend.run(&here.0, &["run", "--", "true"]).ok();
-    let other = Here::new();
+    let other = SessionHome::new();
     backend.run(&other.0, &["restore", "s1"]).ok();
     assert_eq!(other.files(), (whole, vec![]));
 }
@@ -147,15 +147,15 @@ fn restore_with_cwd_moves_local_files_with_unsaved_bytes() {
 fn a_second_copy_is_moved_aside_and_never_lost() {
     let backend = Backend::file();
     let here = stored(&backend);
-    // Another home moves it and goes on; here it still stands where it was.
-    let other = Here::new();
+    // Another home moves it and continues; here it is still in its old project.
+    let other = SessionHome::new();
     backend
         .run(&other.0, &["restore", "s1", "--cwd", "/else"])
         .ok();
     append(&other.transcript("-else"), MORE);
     backend.run(&other.0, &["run", "--", "true"]).ok();
-    let said = backend.run(&here.0, &["restore", "s1"]).ok().out();
-    assert!(said.contains("a second copy of the session"), "{said}");
+    let output = backend.run(&here.0, &["restore", "s1"]).ok().out();
+    assert!(output.contains("a second copy of the session"), "{output}");
     let (files, aside) = here.files();
     assert_eq!(aside, ["projects/-work-app/s1.jsonl"]);
     assert!(!here.transcript("-work-app").exists(), "{:?}", files.keys());
@@ -164,7 +164,7 @@ fn a_second_copy_is_moved_aside_and_never_lost() {
         LINE.repeat(5) + MORE
     );
 
-    // Also where nobody wrote since and nothing needs to be read.
+    // Also if nothing was written since and nothing has to be read.
     std::fs::create_dir_all(here.transcript("-copy").parent().unwrap()).unwrap();
     std::fs::copy(here.transcript("-else"), here.transcript("-copy")).unwrap();
     backend.run(&here.0, &["restore", "s1"]).ok();
@@ -176,8 +176,8 @@ fn a_second_copy_is_moved_aside_and_never_lost() {
         .run(&here.0, &["restore", "s1"])
         .fails(7, "projects/-copy/s1.jsonl", "--force");
 
-    // One that says something else stays, and is named.
-    let third = Here::new();
+    // A copy with other content stays, and is reported.
+    let third = SessionHome::new();
     append(&third.transcript("-third"), "{\"something\":\"else\"}\n");
     backend
         .run(&third.0, &["restore", "s1"])
@@ -204,7 +204,7 @@ fn a_session_moved_by_the_agent_offline_stays_there() {
         .run(&here.0, &["run", "--session", "s1", "--", "true"])
         .ok();
     assert_eq!(here.files(), (moved(&(LINE.repeat(5) + MORE)), vec![]));
-    let other = Here::new();
+    let other = SessionHome::new();
     backend.run(&other.0, &["restore", "s1"]).ok();
     assert_eq!(other.files(), (moved(&(LINE.repeat(5) + MORE)), vec![]));
 }
@@ -213,7 +213,7 @@ fn a_session_moved_by_the_agent_offline_stays_there() {
 fn cwd_works_for_other_agents_or_is_rejected() {
     const ID: &str = "ab8e5c29-79c7-46e5-a392-565ddbd51310";
     let backend = Backend::file();
-    let begun = Here::new();
+    let begun = SessionHome::new();
     let line = format!("{{\"sessionId\":\"{ID}\"}}\n");
     let gemini = |project: &str| {
         begun.0.home().join(format!(
@@ -231,7 +231,7 @@ fn cwd_works_for_other_agents_or_is_rejected() {
     backend
         .run(&begun.0, &["run", "--agent", "gemini", "--", "true"])
         .ok();
-    // In the same home: nothing of it stays in the old project.
+    // In the same home: nothing stays in the old project.
     backend
         .run(
             &begun.0,
@@ -252,13 +252,13 @@ fn cwd_works_for_other_agents_or_is_rejected() {
     ));
     assert_eq!(std::fs::read_to_string(output).unwrap(), "large");
 
-    // Codex looks in all its directories.
+    // Codex searches all its directories.
     let rollout = format!("sessions/2026/11/16/rollout-2026-11-16T13-47-53-{ID}.jsonl");
     append(&begun.0.home().join(".codex").join(&rollout), "{}\n");
     backend
         .run(&begun.0, &["run", "--agent", "codex", "--", "true"])
         .ok();
-    let other = Here::new();
+    let other = SessionHome::new();
     backend
         .run(
             &other.0,
@@ -272,7 +272,7 @@ fn cwd_works_for_other_agents_or_is_rejected() {
         [rollout]
     );
 
-    // Where it is not known what would help, nothing is done as if it did.
+    // Where `--cwd` is not supported, it is rejected.
     for agent in ["opencode", "generic"] {
         backend
             .run(

@@ -9,8 +9,8 @@ use crate::support::files::append;
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Everything in the bucket was written that much earlier.
-pub fn let_pass(backend: &Backend, time: Duration) {
+/// Makes all objects of the bucket older by this duration.
+pub fn age_objects(backend: &Backend, time: Duration) {
     let mut open = vec![backend.path().join("bucket/v1")];
     while let Some(directory) = open.pop() {
         for item in std::fs::read_dir(&directory)
@@ -36,7 +36,7 @@ fn count(directory: &Path) -> usize {
     std::fs::read_dir(directory).map_or(0, Iterator::count)
 }
 
-/// Streams so many changes, each an entry of its own; answers what the transcript is then.
+/// Streams this number of changes, each in its own entry. Returns the transcript.
 fn stream(backend: &Backend, home: &TempHome, changes: usize) -> Vec<u8> {
     let daemon = backend.daemon(home, &["--flush-interval", "10ms"]);
     let path = transcript(home, "s1");
@@ -77,14 +77,14 @@ fn history_is_kept_for_the_grace_period_and_then_compacted() {
     let third = restored(&backend, &["--at", "seq:4"]);
     assert!(whole.starts_with(&third) && third.iter().filter(|byte| **byte == b'\n').count() == 3);
 
-    let_pass(&backend, 6 * DAY);
+    age_objects(&backend, 6 * DAY);
     let plan = backend
         .run(&home, &["gc", "--ttl", "never", "--json"])
         .json();
     assert_eq!(plan["objects"], 0, "{plan}");
     assert_eq!(count(&directory.join("log")), 41);
 
-    let_pass(&backend, 2 * DAY);
+    age_objects(&backend, 2 * DAY);
     let plan = backend
         .run(&home, &["gc", "--ttl", "never", "--dry-run", "--json"])
         .json();
@@ -117,7 +117,7 @@ fn history_is_kept_for_the_grace_period_and_then_compacted() {
         3
     );
 
-    let_pass(&backend, 2 * DAY);
+    age_objects(&backend, 2 * DAY);
     backend.run(&home, &["gc", "--ttl", "never"]).ok();
     assert_eq!(
         (
@@ -132,7 +132,7 @@ fn history_is_kept_for_the_grace_period_and_then_compacted() {
     backend.run(&home, &["reindex"]).ok();
     assert_eq!(backend.run(&home, &["ls", "--json"]).json(), before);
 
-    // The volume goes on as if nothing had happened.
+    // The volume continues as before.
     let longer = stream(&backend, &home, 3);
     assert!(longer.starts_with(&whole) && longer.len() > whole.len());
     assert_eq!(restored(&backend, &[]), longer);
@@ -144,12 +144,12 @@ fn an_expired_session_can_be_undeleted_until_the_grace_period_ends() {
     let backend = Backend::file();
     let home = TempHome::new();
     let whole = stream(&backend, &home, 3);
-    let_pass(&backend, 8 * DAY);
+    age_objects(&backend, 8 * DAY);
     backend.run(&home, &["ttl", "s1", "never"]).ok();
     backend.run(&home, &["gc"]).ok();
     assert_eq!(restored(&backend, &[]), whole);
-    let said = backend.run(&home, &["ttl", "s1", "9d"]);
-    assert!(said.out().contains("9 days"), "{}", said.out());
+    let output = backend.run(&home, &["ttl", "s1", "9d"]);
+    assert!(output.out().contains("9 days"), "{}", output.out());
     backend.run(&home, &["gc"]).ok();
     assert_eq!(restored(&backend, &[]), whole);
 
@@ -188,15 +188,15 @@ fn an_expired_session_can_be_undeleted_until_the_grace_period_ends() {
         1
     );
 
-    let_pass(&backend, 8 * DAY);
+    age_objects(&backend, 8 * DAY);
     backend.run(&home, &["gc"]).ok();
-    let_pass(&backend, DAY / 2);
+    age_objects(&backend, DAY / 2);
     assert_eq!(
         backend.run(&home, &["gc", "--json"]).json()["objects"],
         0,
         "within the grace period nothing is deleted"
     );
-    let_pass(&backend, DAY);
+    age_objects(&backend, DAY);
     backend.run(&home, &["gc"]).ok();
     assert_eq!(
         count(&session(&backend).join("log")),
@@ -207,7 +207,7 @@ fn an_expired_session_can_be_undeleted_until_the_grace_period_ends() {
         .run(&home, &["undelete", "s1"])
         .fails(3, "deleted permanently", "");
 
-    // Whoever still has the files can go on: all of them are stored anew.
+    // A writer that still has the files can continue: all of them are uploaded again.
     let longer = stream(&backend, &home, 1);
     assert_eq!(restored(&backend, &[]), longer);
     assert!(longer.starts_with(&whole));
@@ -222,12 +222,12 @@ fn leftovers_of_a_deleted_session_are_removed() {
     backend.run(&home, &["label", "s1", "a=b"]).ok();
     assert_eq!(count(&session(&backend).join("meta")), 1);
     backend.run(&home, &["rm", "s1", "--yes"]).ok();
-    let_pass(&backend, 2 * DAY);
+    age_objects(&backend, 2 * DAY);
     backend.run(&home, &["gc"]).ok();
     assert_eq!(count(&session(&backend).join("meta")), 0);
-    // Somebody who found the session before says something of what is left.
+    // A process that found the session before writes its metadata.
     backend.run(&home, &["label", "s1", "a=c"]).ok();
-    let_pass(&backend, 8 * DAY);
+    age_objects(&backend, 8 * DAY);
     assert_eq!(
         backend.run(&home, &["gc", "--json"]).json()["collected"][0]["steps"][0],
         "delete_purge_entry"
@@ -242,7 +242,7 @@ fn leftovers_of_a_deleted_session_are_removed() {
             .len(),
         0
     );
-    // A daemon that had slept through all of it.
+    // A daemon that was suspended meanwhile.
     let longer = stream(&backend, &home, 1);
     assert_eq!(restored(&backend, &[]), longer);
 }
@@ -307,14 +307,14 @@ fn a_sessions_own_ttl_wins() {
     let home = TempHome::new();
     stream(&backend, &home, 2);
     backend.run(&home, &["ttl", "s1", "1h"]).ok();
-    let_pass(&backend, DAY / 48);
+    age_objects(&backend, DAY / 48);
     assert!(
         backend.run(&home, &["gc", "--json"]).ok().json()["collected"]
             .as_array()
             .unwrap()
             .is_empty()
     );
-    let_pass(&backend, DAY / 48);
+    age_objects(&backend, DAY / 48);
     assert_eq!(
         backend.run(&home, &["gc", "--json"]).ok().json()["collected"][0]["steps"][0],
         "expire"
@@ -332,7 +332,7 @@ fn a_purged_session_can_be_imported_again() {
         .run(&home, &["export", "s1", "-o", "s1.tar.gz"])
         .ok();
     backend.run(&home, &["rm", "s1", "--yes"]).ok();
-    let_pass(&backend, 2 * DAY);
+    age_objects(&backend, 2 * DAY);
     backend.run(&home, &["gc"]).ok();
     assert_eq!(
         count(&session(&backend).join("log")),

@@ -1,7 +1,7 @@
 //! `sessiond serve-store`: the SDK's conformance suite, killed servers, and takeovers between
 //! servers.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use crate::support::backend::{Backend, Running, Signal, send_signal};
 use crate::support::fetch;
+use crate::support::http;
 use crate::support::needs_tools;
 use crate::support::on_each_backend;
 use crate::support::rng::TestRng;
@@ -20,7 +21,7 @@ use crate::torture::seed;
 const PROJECT: &str = "-work-app";
 const SESSION: &str = "3f2a0000-0000-4000-8000-000000000001";
 
-/// A server with a directory of its own.
+/// A session store with its own directory.
 pub struct Server {
     pub process: Running,
     pub address: String,
@@ -39,17 +40,17 @@ impl Server {
         BufReader::new(process.0.stdout.as_mut().unwrap())
             .read_line(&mut line)
             .unwrap();
-        let said = || std::fs::read_to_string(home.path().join("server.log")).unwrap();
+        let log_text = || std::fs::read_to_string(home.path().join("server.log")).unwrap();
         let address = line
             .trim()
             .strip_prefix("listening on http://")
-            .unwrap_or_else(|| panic!("{line:?}: {}", said()))
+            .unwrap_or_else(|| panic!("{line:?}: {}", log_text()))
             .to_owned();
         Server { process, address }
     }
 
-    /// None if the server died over it.
-    fn ask(&self, call: &str, body: &Value) -> Option<(u16, String)> {
+    /// Returns none if the server was killed during the request.
+    fn post(&self, call: &str, body: &Value) -> Option<(u16, String)> {
         self.send(
             &format!(
                 "POST /v1/{call} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
@@ -59,31 +60,18 @@ impl Server {
     }
 
     fn send(&self, head: &str, body: &str) -> Option<(u16, String)> {
-        let mut stream = TcpStream::connect(&self.address).ok()?;
-        stream
-            .set_read_timeout(Some(Duration::from_secs(60)))
-            .unwrap();
-        write!(
-            stream,
+        let request = format!(
             "{head}connection: close\r\ncontent-length: {}\r\n\r\n{body}",
             body.len()
-        )
-        .ok()?;
-        let mut answer = Vec::new();
-        stream.read_to_end(&mut answer).ok()?;
-        let answer = String::from_utf8(answer).unwrap();
-        let (head, body) = answer.split_once("\r\n\r\n")?;
-        let length = head
-            .lines()
-            .find_map(|line| line.strip_prefix("content-length: "))
-            .and_then(|length| length.parse().ok());
-        (length == Some(body.len())).then_some(())?;
-        Some((head.split(' ').nth(1)?.parse().ok()?, body.to_owned()))
+        );
+        let response =
+            http::send(&self.address, &request).filter(|response| response.is_complete)?;
+        Some((response.status, response.body))
     }
 
     #[track_caller]
     fn expect(&self, status: u16, call: &str, body: &Value) -> String {
-        let (got, text) = self.ask(call, body).unwrap();
+        let (got, text) = self.post(call, body).unwrap();
         assert_eq!(got, status, "{call} {body}: {text}");
         text
     }
@@ -104,8 +92,8 @@ fn sub_key() -> Value {
     json!({ "project_key": PROJECT, "session_id": SESSION, "subpath": "subagents/agent-1" })
 }
 
-/// What a person says, as Claude Code writes it.
-fn said(number: usize) -> Value {
+/// A user message, as Claude Code writes it.
+fn user_entry(number: usize) -> Value {
     json!({
         "type": "user", "uuid": format!("00000000-0000-4000-8000-{number:012}"), "sessionId": SESSION, "cwd": "/work/app",
         "timestamp": "2026-01-02T03:04:05.000Z", "message": { "role": "user", "content": format!("question number {number}") },
@@ -149,7 +137,7 @@ fn the_python_sdks_conformance_suite_passes() {
             String::from_utf8_lossy(&ran.stderr),
         );
         assert!(ran.status.success(), "{}: {out}\n{err}", backend.name);
-        // One to find out what the store can do, and one for each of the 14 contracts.
+        // One to probe the store, and one for each of the 14 contracts.
         assert_eq!(out.trim(), "15 stores", "{}", backend.name);
     }
 }
@@ -158,26 +146,26 @@ on_each_backend!(a_killed_session_store_loses_and_duplicates_nothing);
 /// Servers are killed at any moment, half of them lose their disk. The client repeats requests without a
 /// response, as the SDK does.
 fn a_killed_session_store_loses_and_duplicates_nothing(backend: Backend) {
-    const LIVES: usize = 10;
+    const RESTARTS: usize = 10;
     let seed = seed();
     let context = format!("{}, replay with SESSIOND_TEST_SEED={seed}", backend.name);
     let mut dice = TestRng::new(seed);
     let mut home = TempHome::new();
     let (mut sent, mut sent_below) = (Vec::new(), Vec::new());
     let mut number = 0;
-    for life in 0..=LIVES {
+    for restart in 0..=RESTARTS {
         let server = Server::start(&backend, &home);
         let victim = server.process.0.id();
-        let last = life == LIVES;
-        // Some answers, then any moment of the next calls.
+        let last = restart == RESTARTS;
+        // After some responses, at a random moment of the next calls.
         let (answers, after) = (
             1 + dice.below(6) as usize,
             Duration::from_micros(dice.below(30_000)),
         );
-        let (answered, heard) = std::sync::mpsc::channel();
+        let (answered, responses) = std::sync::mpsc::channel();
         let killer = std::thread::spawn(move || {
             if !last {
-                heard.iter().take(answers).for_each(drop);
+                responses.iter().take(answers).for_each(drop);
                 std::thread::sleep(after);
                 send_signal(victim, Signal::KILL);
             }
@@ -186,31 +174,31 @@ fn a_killed_session_store_loses_and_duplicates_nothing(backend: Backend) {
             if last && step == 3 {
                 break;
             }
-            // A batch with entries that have no id, one that has nothing else, one of a sub-agent; each is repeated until
-            // somebody answers.
+            // A batch with entries without an ID, one with only such entries, one of a sub-agent.
+            // Each is repeated until there is a response.
             let title = json!({ "type": "custom-title", "customTitle": format!("title {number}"), "sessionId": SESSION });
             let (key, entries) = match number % 3 {
                 0 => (
                     main_key(),
-                    vec![said(number), title, said(number + 100_000)],
+                    vec![user_entry(number), title, user_entry(number + 100_000)],
                 ),
                 1 => (main_key(), vec![title]),
-                _ => (sub_key(), vec![said(number), title]),
+                _ => (sub_key(), vec![user_entry(number), title]),
             };
-            let Some((status, answer)) = server.ask(
+            let Some((status, response)) = server.post(
                 "append",
                 &append(&key, &format!("batch-{number}"), &entries),
             ) else {
                 break;
             };
-            assert_eq!(status, 200, "{context}: {answer}");
+            assert_eq!(status, 200, "{context}: {response}");
             if number % 3 == 2 {
                 sent_below.extend(entries)
             } else {
                 sent.extend(entries)
             }
             number += 1;
-            // Nobody listens once it is to die.
+            // No client reads the response once the server is to be killed.
             let _ = answered.send(());
         }
         drop(answered);
@@ -222,11 +210,11 @@ fn a_killed_session_store_loses_and_duplicates_nothing(backend: Backend) {
                 server.expect(200, "list-subkeys", &json!({ "key": main_key() })),
                 r#"{"subkeys":["subagents/agent-1"]}"#
             );
-        } else if life % 2 == 0 {
+        } else if restart % 2 == 0 {
             home = TempHome::new();
         }
     }
-    // The same log as any other: an agent goes on from it elsewhere.
+    // The log is like any other: an agent continues it on another machine.
     let elsewhere = TempHome::new();
     backend.run(&elsewhere, &["restore", SESSION]).ok();
     let text = std::fs::read_to_string(
@@ -256,25 +244,28 @@ fn the_last_session_store_to_append_owns_the_session(backend: Backend) {
         Server::start(&backend, &home_b),
     );
     let key = main_key();
-    a.expect(200, "append", &append(&key, "1", &[said(1)]));
-    // Reading takes nothing from anybody.
-    assert_eq!(b.load(&key), [said(1)]);
-    a.expect(200, "append", &append(&key, "2", &[said(2)]));
-    assert_eq!(b.load(&key), [said(1), said(2)]);
-    b.expect(200, "append", &append(&key, "3", &[said(3)]));
-    let refused = a.expect(409, "append", &append(&key, "4", &[said(4)]));
+    a.expect(200, "append", &append(&key, "1", &[user_entry(1)]));
+    // Reading does not take over the session.
+    assert_eq!(b.load(&key), [user_entry(1)]);
+    a.expect(200, "append", &append(&key, "2", &[user_entry(2)]));
+    assert_eq!(b.load(&key), [user_entry(1), user_entry(2)]);
+    b.expect(200, "append", &append(&key, "3", &[user_entry(3)]));
+    let refused = a.expect(409, "append", &append(&key, "4", &[user_entry(4)]));
     assert!(
         refused.contains("took over") && refused.contains("branch"),
         "{refused}"
     );
-    a.expect(409, "append", &append(&key, "4", &[said(4)]));
-    assert_eq!(b.load(&key), [said(1), said(2), said(3)]);
-    // Whoever reads it again goes on from there.
-    assert_eq!(a.load(&key), [said(1), said(2), said(3)]);
-    a.expect(200, "append", &append(&key, "5", &[said(5)]));
-    assert_eq!(a.load(&key), [said(1), said(2), said(3), said(5)]);
-    b.expect(409, "append", &append(&key, "6", &[said(6)]));
-    // A session that is only elsewhere is listed too.
+    a.expect(409, "append", &append(&key, "4", &[user_entry(4)]));
+    assert_eq!(b.load(&key), [user_entry(1), user_entry(2), user_entry(3)]);
+    // A server that reads the session again continues from there.
+    assert_eq!(a.load(&key), [user_entry(1), user_entry(2), user_entry(3)]);
+    a.expect(200, "append", &append(&key, "5", &[user_entry(5)]));
+    assert_eq!(
+        a.load(&key),
+        [user_entry(1), user_entry(2), user_entry(3), user_entry(5)]
+    );
+    b.expect(409, "append", &append(&key, "6", &[user_entry(6)]));
+    // A session of another server is listed too.
     let home_c = TempHome::new();
     let c = Server::start(&backend, &home_c);
     let listed = c.expect(200, "list-sessions", &json!({ "project_key": PROJECT }));
@@ -288,23 +279,23 @@ fn the_last_session_store_to_append_owns_the_session(backend: Backend) {
 fn a_stopping_session_store_responds_and_flushes_first() {
     let (backend, home) = (Backend::file(), TempHome::new());
     let mut server = Server::start(&backend, &home);
-    server.expect(200, "append", &append(&main_key(), "1", &[said(1)]));
+    server.expect(200, "append", &append(&main_key(), "1", &[user_entry(1)]));
     server.process.signal(Signal::TERM);
     assert_eq!(server.process.code(), Some(0));
-    // Somebody made room, and left what says how far it was shipped.
+    // The files were deleted, and the ledger still exists.
     std::fs::remove_dir_all(
         home.home()
             .join(".local/share/sessiond/session-store/projects"),
     )
     .unwrap();
     let server = Server::start(&backend, &home);
-    assert_eq!(server.load(&main_key()), [said(1)]);
+    assert_eq!(server.load(&main_key()), [user_entry(1)]);
     server.expect(
         200,
         "append",
-        &append(&main_key(), "2", &[said(1), said(2)]),
+        &append(&main_key(), "2", &[user_entry(1), user_entry(2)]),
     );
-    assert_eq!(server.load(&main_key()), [said(1), said(2)]);
+    assert_eq!(server.load(&main_key()), [user_entry(1), user_entry(2)]);
 }
 
 #[test]
@@ -388,9 +379,9 @@ fn invalid_session_store_requests_are_rejected() {
         head("connection: close\r\n")
     )
     .unwrap();
-    let mut answer = String::new();
-    BufReader::new(stream).read_line(&mut answer).unwrap();
-    assert!(answer.contains("413"), "{answer}");
-    // A second one on the same directory.
+    let mut response = String::new();
+    BufReader::new(stream).read_line(&mut response).unwrap();
+    assert!(response.contains("413"), "{response}");
+    // A second server on the same directory.
     refused(&[]).fails(7, "is running for", "--root");
 }

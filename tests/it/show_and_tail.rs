@@ -23,7 +23,7 @@ use crate::support::world::World;
 
 const PATH: &str = "projects/-work-app/s1.jsonl";
 
-/// A session that the real program wrote, streamed; and its id.
+/// Streams a session that a real agent wrote. Returns its ID.
 fn streamed(backend: &Backend, name: &str) -> (TempHome, String) {
     let home = TempHome::new();
     let (session, files) = fixture(name);
@@ -40,7 +40,7 @@ fn streamed(backend: &Backend, name: &str) -> (TempHome, String) {
 on_each_backend!(a_conversation_is_shown_with_its_sub_agents_where_they_were_started);
 fn a_conversation_is_shown_with_its_sub_agents_where_they_were_started(mut backend: Backend) {
     let (home, session) = streamed(&backend, "subagent");
-    // The bucket is enough.
+    // The index is not needed.
     backend.set("SESSIOND_INDEX", "postgres://nobody@127.0.0.1:1/nothing");
     let shown = backend.run(&home, &["show", &session[..8]]).ok().out();
     let want = format!(
@@ -105,7 +105,10 @@ The sub-agent is done.
 "
     );
     assert_eq!(markdown, want);
-    let full = backend.run(&home, &["show", &session, "--full"]).ok().out();
+    let full = backend
+        .run(&home, &["show", &session, "--verbose"])
+        .ok()
+        .out();
     assert!(
         full.contains("\"run_in_background\": false") && full.contains("system  environment"),
         "{full}"
@@ -157,7 +160,7 @@ fn show_at_an_earlier_point_stops_there() {
         shown.contains("number 2") && !shown.contains("number 3") && !shown.contains('\x1b'),
         "{shown}"
     );
-    // Within an entry too: all of this session came as one.
+    // Also within an entry: the whole session is in one.
     let (home, session) = streamed(&backend, "resumed");
     let shown = backend
         .run(&home, &["show", &session, "--at", "turn:2"])
@@ -202,7 +205,7 @@ async fn tail_follow_costs_one_request_per_poll_and_survives_changes() {
         .await
         .unwrap();
     assert_eq!(texts(&events), ["n2", "n3"]);
-    // Nothing new is one request, however often.
+    // Without new entries each poll is one request.
     let before = world.store.requests();
     for _ in 0..3 {
         assert_eq!(follower.poll(false).await.unwrap(), []);
@@ -217,13 +220,13 @@ async fn tail_follow_costs_one_request_per_poll_and_survives_changes() {
         3,
         "two entries, and none behind them"
     );
-    // An outage only delays.
+    // An outage only delays the output.
     write(&mut shipment).await;
     world.store.fail_requests("log/");
     assert!(follower.poll(true).await.unwrap_err().is_retryable());
     world.store.recover();
     assert_eq!(texts(&follower.poll(true).await.unwrap()), ["n6"]);
-    // Written anew, with one line more.
+    // Rewritten with one more line.
     let whole = std::fs::read_to_string(world.root().join(PATH)).unwrap();
     world.write(
         PATH,
@@ -234,7 +237,7 @@ async fn tail_follow_costs_one_request_per_poll_and_survives_changes() {
         texts(&follower.poll(true).await.unwrap()),
         ["after the rewrite"]
     );
-    // Merged and collected while nobody looked: every entry is gone.
+    // Merged and collected between two polls: every entry is gone.
     number = 100;
     let mut write = async |shipment: &mut LogFlusher| {
         number += 1;
@@ -277,12 +280,12 @@ async fn tail_follow_costs_one_request_per_poll_and_survives_changes() {
     assert_eq!(follower.poll(true).await.unwrap(), []);
     write(&mut shipment).await;
     assert_eq!(texts(&follower.poll(true).await.unwrap()), ["n141"]);
-    // Removed, and brought back by its writer.
+    // Removed, and revived by its writer.
     remove::remove(&logs, &id).await.unwrap();
     assert_eq!(texts(&follower.poll(true).await.unwrap()), ["Removed"]);
     write(&mut shipment).await;
     assert_eq!(texts(&follower.poll(true).await.unwrap()), ["n142"]);
-    // Deleted for good, to the last object; it begins anew, with all that its writer still has.
+    // Deleted completely; it starts again with everything its writer still has.
     remove::remove(&logs, &id).await.unwrap();
     assert_eq!(texts(&follower.poll(true).await.unwrap()), ["Removed"]);
     for _ in 0..4 {
@@ -295,10 +298,10 @@ async fn tail_follow_costs_one_request_per_poll_and_survives_changes() {
     write(&mut shipment).await;
     assert!(
         shipment.ledger.as_ref().unwrap().log_writer.seq < 10,
-        "it begins anew"
+        "it starts again"
     );
     assert_eq!(texts(&follower.poll(true).await.unwrap()), ["n143"]);
-    // And the end is read from few objects, to be followed or to be shown.
+    // The end is read from few objects, for `tail` and for `show`.
     for _ in 0..20 {
         write(&mut shipment).await;
     }
@@ -403,7 +406,7 @@ fn tail_follow_shows_messages_from_another_machine(backend: Backend) {
             &transcript(&home, "s1"),
             line(number, "assistant", &format!("answer {number}")),
         );
-        eventually("what was written is shown", || {
+        eventually("the new message is shown", || {
             shown().contains(&format!("answer {number}"))
         });
     }

@@ -22,7 +22,7 @@ fn inflate(stored: &[u8]) -> Vec<u8> {
 }
 
 fn name() -> impl Strategy<Value = String> {
-    // Up to what a file system takes; 100 bytes is where the plain header of tar ends.
+    // Up to the limit of a file system; the plain tar header holds 100 bytes.
     prop_oneof![6 => "[a-zA-Z0-9_ -]{1,12}", 1 => "[a-z]{80,110}", 1 => "[a-z]{255}", 1 => "[äß😀.]{1,20}x"]
 }
 
@@ -153,7 +153,8 @@ proptest! {
         bytes[at] ^= flip;
         match read(&bytes) {
             Err(error) => prop_assert_eq!(error.kind(), ErrorKind::Corrupt),
-            // A gzip stream has bits that carry no data: the time in its header, and what fills up its last byte.
+            // A gzip stream has bits without data: the time in its header, and the padding of its
+            // last byte.
             Ok(entry) => {
                 prop_assert!(inflate(&bytes) == inflate(&whole), "byte {at} of {} was flipped, and nobody noticed", whole.len());
                 prop_assert_eq!(entry.header, header(&files));

@@ -12,41 +12,41 @@ use futures_util::future::join_all;
 use sessiond::error::{Error, ErrorKind, Result};
 use sessiond::store::encrypted::EncryptedStore;
 use sessiond::store::encrypted::keyring::{self, KeySettings, Keyring};
-use sessiond::store::encrypted::policy::EncryptionPolicy;
+use sessiond::store::encrypted::policy::{EncryptionPolicy, PlaintextReads};
 use sessiond::store::file::FileStore;
 use sessiond::store::limited::ConcurrencyLimited;
 use sessiond::store::s3::{Checksums, Credentials, S3Settings, S3Store, Sse};
-use sessiond::store::{CreateOutcome, Object, Page, Store, list_dirs, list_objects};
+use sessiond::store::{CreateOutcome, ListPage, Object, Store, list_dirs, list_objects};
 
 use crate::support::needs_servers;
 use crate::support::servers::{S3, s3};
 use crate::support::slow;
 
-/// Objects in the directory that needs more than one page.
+/// Objects in the directory that is listed in several pages.
 const MANY: usize = 1005;
 
 fn text(text: &'static str) -> Bytes {
     Bytes::from_static(text.as_bytes())
 }
 
-/// All that a caller may rely on.
-async fn contract(store: Arc<dyn Store>) {
-    behaviour(&store).await;
-    says_sizes(&*store).await;
+/// Checks everything a caller may rely on.
+async fn check_contract(store: Arc<dyn Store>) {
+    check_behavior(&store).await;
+    check_sizes(&*store).await;
 }
 
-/// All of it but sizes, which are those of what is stored, whatever a decorator makes of a body.
-async fn behaviour(store: &Arc<dyn Store>) {
-    has_conditional_create(&**store).await;
-    one_racer_wins(store).await;
-    keeps_bodies(&**store).await;
-    takes_odd_keys(&**store).await;
-    lists_what_is_directly_below(&**store).await;
-    lists_in_pages(&**store).await;
-    deletes(&**store).await;
+/// Checks everything but sizes: a decorator may change the stored size of a body.
+async fn check_behavior(store: &Arc<dyn Store>) {
+    check_conditional_create(&**store).await;
+    check_concurrent_creates(store).await;
+    check_bodies(&**store).await;
+    check_unusual_keys(&**store).await;
+    check_listing_depth(&**store).await;
+    check_paging(&**store).await;
+    check_deletes(&**store).await;
 }
 
-async fn has_conditional_create(store: &dyn Store) {
+async fn check_conditional_create(store: &dyn Store) {
     assert_eq!(store.get("c/once").await.expect("get"), None);
     assert_eq!(
         store.create("c/once", text("first")).await.expect("create"),
@@ -69,17 +69,17 @@ async fn has_conditional_create(store: &dyn Store) {
             .expect("create"),
         CreateOutcome::AlreadyExists
     );
-    // Neither a directory nor what would be below an object is an object.
+    // Neither a directory nor a path below an object is an object.
     assert_eq!(store.get("c").await.expect("get"), None);
     assert_eq!(store.get("c/once/below").await.expect("get"), None);
 }
 
-async fn one_racer_wins(store: &Arc<dyn Store>) {
+async fn check_concurrent_creates(store: &Arc<dyn Store>) {
     for round in 0..5 {
         let racers = (0..16).map(|racer: u32| {
             let store = Arc::clone(store);
             tokio::spawn(async move {
-                // One body each, of some size, so that a mixed or short one would show.
+                // Large, distinct bodies, so that a mixed or short one is detected.
                 let body = Bytes::from(vec![u8::try_from(racer).expect("small"); 20_000]);
                 (racer, store.create(&format!("race/{round}/k"), body).await)
             })
@@ -87,7 +87,8 @@ async fn one_racer_wins(store: &Arc<dyn Store>) {
         let mut winners = Vec::new();
         for racer in join_all(racers).await {
             let (racer, created) = racer.expect("racer");
-            // A server may call a race off with 409, which is "unknown"; the winner still is one of those who heard so.
+            // A server may respond to a race with 409, which is "unknown". Then the winner is one
+            // of the callers with that response.
             match created {
                 Ok(CreateOutcome::Created) => winners.push(racer),
                 Ok(CreateOutcome::AlreadyExists) => {}
@@ -107,7 +108,7 @@ async fn one_racer_wins(store: &Arc<dyn Store>) {
     }
 }
 
-async fn keeps_bodies(store: &dyn Store) {
+async fn check_bodies(store: &dyn Store) {
     store.put("b/empty", Bytes::new()).await.expect("put");
     assert_eq!(
         store
@@ -138,7 +139,7 @@ async fn keeps_bodies(store: &dyn Store) {
     assert!(store.get("b/large").await.expect("get").expect("there") == large);
 }
 
-async fn says_sizes(store: &dyn Store) {
+async fn check_sizes(store: &dyn Store) {
     let sizes: Vec<u64> = list_objects(store, "b/", None)
         .await
         .expect("list")
@@ -157,7 +158,7 @@ async fn says_sizes(store: &dyn Store) {
     );
 }
 
-async fn takes_odd_keys(store: &dyn Store) {
+async fn check_unusual_keys(store: &dyn Store) {
     let keys = [
         "odd/%41",
         "odd/-x",
@@ -203,7 +204,7 @@ async fn takes_odd_keys(store: &dyn Store) {
     );
 }
 
-async fn lists_what_is_directly_below(store: &dyn Store) {
+async fn check_listing_depth(store: &dyn Store) {
     for key in [
         "l/a", "l/b/1", "l/b/2", "l/b-1/x", "l/b.x", "l/bc", "l/c/d/e", "l2/z",
     ] {
@@ -273,10 +274,11 @@ async fn lists_what_is_directly_below(store: &dyn Store) {
     }
 }
 
-async fn lists_in_pages(store: &dyn Store) {
+async fn check_paging(store: &dyn Store) {
     let objects: Vec<String> = (0..MANY).map(|n| format!("many/o/{n:012}.gz")).collect();
     let directories: Vec<String> = (0..MANY).map(|n| format!("many/f/{n:04}-x/")).collect();
-    // Names that only differ behind a letter lower than a slash sort differently as directories: none may be lost at a page's end.
+    // Names with a character lower than a slash sort differently as directories: none may be lost
+    // at the end of a page.
     let stems: Vec<String> = (0..MANY / 2)
         .flat_map(|n| [format!("many/s/{n:04}/"), format!("many/s/{n:04}-y/")])
         .collect();
@@ -303,7 +305,8 @@ async fn lists_in_pages(store: &dyn Store) {
         .map(|object| object.key)
         .collect();
     assert!(all == objects, "{} of {MANY}", all.len());
-    // A reader that stopped goes on behind the last key it saw, or behind the mark it was given, or asks once more.
+    // A reader that stopped continues after the last key it read, or after the page token, or
+    // repeats the request.
     let rest: Vec<String> = list_objects(store, "many/o/", Some(last.clone()))
         .await
         .expect("list")
@@ -330,7 +333,7 @@ async fn lists_in_pages(store: &dyn Store) {
     );
 }
 
-async fn deletes(store: &dyn Store) {
+async fn check_deletes(store: &dyn Store) {
     store.put("d/e/f", text("x")).await.expect("put");
     for _ in 0..2 {
         store.delete("d/e/f").await.expect("delete");
@@ -362,7 +365,7 @@ fn settings(server: &S3, bucket: &str, prefix: &str) -> S3Settings {
     }
 }
 
-fn nowhere(endpoint: String) -> S3Settings {
+fn unreachable_endpoint(endpoint: String) -> S3Settings {
     let credentials = Some(Credentials {
         access_key: "key".into(),
         secret_key: "hunter2".into(),
@@ -375,7 +378,7 @@ fn nowhere(endpoint: String) -> S3Settings {
     }
 }
 
-/// A server to test with; says so where there is none.
+/// The server; reports the test as skipped if there is none.
 fn server(test: &str) -> Option<&'static S3> {
     let server = s3();
     if server.is_none() {
@@ -388,10 +391,10 @@ fn open(directory: &Path) -> FileStore {
     FileStore::open(directory.join("store")).expect("open")
 }
 
-slow!(async file_store_keeps_the_contract);
-async fn file_store_keeps_the_contract() {
+slow!(async file_store_fulfills_the_contract);
+async fn file_store_fulfills_the_contract() {
     let directory = tempfile::tempdir().expect("directory");
-    contract(Arc::new(open(directory.path()))).await;
+    check_contract(Arc::new(open(directory.path()))).await;
     assert_eq!(
         std::fs::read_dir(directory.path().join("store/.tmp"))
             .expect("temp")
@@ -401,22 +404,22 @@ async fn file_store_keeps_the_contract() {
     );
 }
 
-slow!(async limited_file_store_keeps_the_contract);
-async fn limited_file_store_keeps_the_contract() {
+slow!(async limited_file_store_fulfills_the_contract);
+async fn limited_file_store_fulfills_the_contract() {
     let directory = tempfile::tempdir().expect("directory");
     let limited = ConcurrencyLimited::new(Arc::new(open(directory.path())), 3);
     assert_eq!(limited.has_atomic_create(), Some(true));
-    contract(Arc::new(limited)).await;
+    check_contract(Arc::new(limited)).await;
 }
 
-/// A store below one directory of a log, where everything is sealed.
-struct Below(EncryptedStore);
+/// A store below one directory of a log, where everything is encrypted.
+struct PrefixedStore(EncryptedStore);
 
 const LOG: &str = "v1/team/claude-code/s1/log/";
 const PAGE_MARK: &str = "page:";
 
 #[async_trait]
-impl Store for Below {
+impl Store for PrefixedStore {
     async fn create(&self, key: &str, body: Bytes) -> Result<CreateOutcome> {
         self.0.create(&format!("{LOG}{key}"), body).await
     }
@@ -429,8 +432,8 @@ impl Store for Below {
         self.0.get(&format!("{LOG}{key}")).await
     }
 
-    async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page> {
-        // Where a page ends is the store's own to say, and may be no key.
+    async fn list(&self, prefix: &str, after: Option<&str>) -> Result<ListPage> {
+        // A page token is opaque and may not be a key.
         let after = after.map(|after| {
             after
                 .strip_prefix(PAGE_MARK)
@@ -441,7 +444,7 @@ impl Store for Below {
             .list(&format!("{LOG}{prefix}"), after.as_deref())
             .await?;
         let short = |key: String| key.strip_prefix(LOG).expect("below").to_owned();
-        Ok(Page {
+        Ok(ListPage {
             objects: page
                 .objects
                 .into_iter()
@@ -468,8 +471,8 @@ impl Store for Below {
     }
 }
 
-/// Seals to a key that is made in the directory.
-fn sealed(inner: impl Store, directory: &Path) -> EncryptedStore {
+/// Encrypts to a key that is created in the directory.
+fn encrypted(inner: impl Store, directory: &Path) -> EncryptedStore {
     let path = directory.join("key.txt");
     std::fs::write(&path, keyring::generate().0).expect("write");
     let keyring = Keyring::load(&KeySettings {
@@ -477,58 +480,71 @@ fn sealed(inner: impl Store, directory: &Path) -> EncryptedStore {
         ..KeySettings::default()
     })
     .expect("a key");
-    EncryptedStore::new(Arc::new(inner), EncryptionPolicy::new(keyring))
+    EncryptedStore::new(
+        Arc::new(inner),
+        EncryptionPolicy::new(keyring, PlaintextReads::Accept),
+    )
 }
 
-slow!(async encrypted_file_store_keeps_the_contract);
-async fn encrypted_file_store_keeps_the_contract() {
+slow!(async encrypted_file_store_fulfills_the_contract);
+async fn encrypted_file_store_fulfills_the_contract() {
     let directory = tempfile::tempdir().expect("directory");
     let bare = open(directory.path());
-    // What is no content is left alone, so sizes are what they were.
-    contract(Arc::new(sealed(open(directory.path()), directory.path()))).await;
+    // Objects outside a log are not encrypted, so their sizes are unchanged.
+    check_contract(Arc::new(encrypted(
+        open(directory.path()),
+        directory.path(),
+    )))
+    .await;
     assert_eq!(bare.get("c/once").await.expect("get"), Some(text("third")));
-    let below: Arc<dyn Store> = Arc::new(Below(sealed(open(directory.path()), directory.path())));
-    behaviour(&below).await;
+    let below: Arc<dyn Store> = Arc::new(PrefixedStore(encrypted(
+        open(directory.path()),
+        directory.path(),
+    )));
+    check_behavior(&below).await;
     let stored = bare
         .get(&format!("{LOG}c/once"))
         .await
         .expect("get")
         .expect("there");
-    assert!(stored.starts_with(b"age-encryption.org/v1"), "it is sealed");
+    assert!(
+        stored.starts_with(b"age-encryption.org/v1"),
+        "it is encrypted"
+    );
     assert!(
         !stored.windows(5).any(|window| window == b"third"),
-        "it is sealed"
+        "it is encrypted"
     );
 }
 
-needs_servers!(async encrypted_s3_store_keeps_the_contract);
-async fn encrypted_s3_store_keeps_the_contract() {
-    let Some(server) = server("encrypted_s3_store_keeps_the_contract") else {
+needs_servers!(async encrypted_s3_store_fulfills_the_contract);
+async fn encrypted_s3_store_fulfills_the_contract() {
+    let Some(server) = server("encrypted_s3_store_fulfills_the_contract") else {
         return;
     };
     let directory = tempfile::tempdir().expect("directory");
     let store = S3Store::connect(settings(server, &server.fresh_bucket(), "p"))
         .await
         .expect("connect");
-    let below: Arc<dyn Store> = Arc::new(Below(sealed(store, directory.path())));
-    behaviour(&below).await;
+    let below: Arc<dyn Store> = Arc::new(PrefixedStore(encrypted(store, directory.path())));
+    check_behavior(&below).await;
 }
 
-needs_servers!(async s3_store_keeps_the_contract);
-async fn s3_store_keeps_the_contract() {
-    let Some(server) = server("s3_store_keeps_the_contract") else {
+needs_servers!(async s3_store_fulfills_the_contract);
+async fn s3_store_fulfills_the_contract() {
+    let Some(server) = server("s3_store_fulfills_the_contract") else {
         return;
     };
     let store = S3Store::connect(settings(server, &server.fresh_bucket(), ""))
         .await
         .expect("connect");
     assert_eq!(store.has_atomic_create(), None);
-    contract(Arc::new(store)).await;
+    check_contract(Arc::new(store)).await;
 }
 
-needs_servers!(async limited_s3_store_below_a_prefix_keeps_the_contract);
-async fn limited_s3_store_below_a_prefix_keeps_the_contract() {
-    let Some(server) = server("limited_s3_store_below_a_prefix_keeps_the_contract") else {
+needs_servers!(async limited_s3_store_with_a_prefix_fulfills_the_contract);
+async fn limited_s3_store_with_a_prefix_fulfills_the_contract() {
+    let Some(server) = server("limited_s3_store_with_a_prefix_fulfills_the_contract") else {
         return;
     };
     let settings = S3Settings {
@@ -536,7 +552,7 @@ async fn limited_s3_store_below_a_prefix_keeps_the_contract() {
         ..settings(server, &server.fresh_bucket(), "some/where")
     };
     let store = S3Store::connect(settings).await.expect("connect");
-    contract(Arc::new(ConcurrencyLimited::new(Arc::new(store), 4))).await;
+    check_contract(Arc::new(ConcurrencyLimited::new(Arc::new(store), 4))).await;
 }
 
 needs_servers!(async s3_prefixes_are_isolated);
@@ -574,7 +590,7 @@ async fn s3_prefixes_are_isolated() {
     );
 }
 
-/// What a server would be asked, seen on the wire: SeaweedFS takes no encryption without keys of its own.
+/// Checks the requests on the wire: SeaweedFS accepts no encryption without its own keys.
 #[tokio::test]
 async fn s3_creates_send_condition_checksum_and_encryption() {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -600,7 +616,7 @@ async fn s3_creates_send_condition_checksum_and_encryption() {
     let kms = S3Settings {
         sse: Some(Sse::Kms(Some("key-1".into()))),
         prefix: "p".into(),
-        ..nowhere(endpoint.clone())
+        ..unreachable_endpoint(endpoint.clone())
     };
     let store = S3Store::connect(kms).await.expect("connect");
     assert_eq!(
@@ -610,7 +626,7 @@ async fn s3_creates_send_condition_checksum_and_encryption() {
     let plain = S3Settings {
         sse: Some(Sse::Aes256),
         checksums: Some(Checksums::Required),
-        ..nowhere(endpoint)
+        ..unreachable_endpoint(endpoint)
     };
     S3Store::connect(plain)
         .await
@@ -641,7 +657,7 @@ async fn s3_creates_send_condition_checksum_and_encryption() {
     );
 }
 
-/// All five calls, each of which must fail.
+/// Makes all five calls; each must fail.
 async fn all_errors(store: &dyn Store) -> Vec<Error> {
     vec![
         store.create("v1/k", text("x")).await.expect_err("create"),
@@ -679,9 +695,9 @@ async fn a_missing_bucket_is_a_usage_error() {
     assert_all(&errors, ErrorKind::Usage, "no-such-bucket-here");
 }
 
-needs_servers!(async wrong_credentials_are_refused);
-async fn wrong_credentials_are_refused() {
-    let Some(server) = server("wrong_credentials_are_refused") else {
+needs_servers!(async wrong_credentials_are_rejected);
+async fn wrong_credentials_are_rejected() {
+    let Some(server) = server("wrong_credentials_are_rejected") else {
         return;
     };
     let bucket = server.fresh_bucket();
@@ -709,16 +725,16 @@ async fn a_refused_connection_is_unavailable() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("bind");
     let port = listener.local_addr().expect("address").port();
     drop(listener);
-    let store = S3Store::connect(nowhere(format!("http://127.0.0.1:{port}")))
+    let store = S3Store::connect(unreachable_endpoint(format!("http://127.0.0.1:{port}")))
         .await
         .expect("connect");
     let errors = all_errors(&store).await;
     assert_all(&errors, ErrorKind::Unavailable, "server is running");
-    let said = errors[1].to_string();
+    let message = errors[1].to_string();
     assert!(
-        said.starts_with("cannot put v1/k in s3://bucket: ")
-            && said.to_lowercase().contains("connection refused"),
-        "{said}"
+        message.starts_with("cannot put v1/k in s3://bucket: ")
+            && message.to_lowercase().contains("connection refused"),
+        "{message}"
     );
 }
 
@@ -728,7 +744,7 @@ async fn a_silent_server_is_unavailable_in_time() {
     let endpoint = format!("http://{}", listener.local_addr().expect("address"));
     let store = S3Store::connect(S3Settings {
         timeout: Duration::from_millis(300),
-        ..nowhere(endpoint)
+        ..unreachable_endpoint(endpoint)
     })
     .await
     .expect("connect");
@@ -746,7 +762,7 @@ async fn a_silent_server_is_unavailable_in_time() {
 }
 
 #[tokio::test]
-async fn a_body_that_stops_half_way_is_unavailable_in_time() {
+async fn an_interrupted_body_is_unavailable_in_time() {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0")
         .await
@@ -759,7 +775,7 @@ async fn a_body_that_stops_half_way_is_unavailable_in_time() {
             let _ = peer
                 .write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nhalf")
                 .await;
-            // The first peer waits for ever; the second is cut off.
+            // The first connection stays open; the second is closed.
             if open.is_empty() {
                 open.push(peer);
             }
@@ -767,7 +783,7 @@ async fn a_body_that_stops_half_way_is_unavailable_in_time() {
     });
     let store = S3Store::connect(S3Settings {
         timeout: Duration::from_millis(500),
-        ..nowhere(endpoint)
+        ..unreachable_endpoint(endpoint)
     })
     .await
     .expect("connect");
@@ -798,7 +814,7 @@ async fn a_bad_ca_file_is_a_usage_error() {
         }
         let settings = S3Settings {
             ca_file: Some(path.clone()),
-            ..nowhere("https://127.0.0.1:1".into())
+            ..unreachable_endpoint("https://127.0.0.1:1".into())
         };
         let error = S3Store::connect(settings).await.expect_err(name);
         assert_eq!(error.kind(), ErrorKind::Usage, "{name}: {error}");
@@ -822,7 +838,8 @@ async fn the_file_store_rejects_bad_keys() {
         );
     }
     assert!(!directory.path().join("up").exists());
-    // A directory cannot hold both `a` and `a/b`; it says so instead of trying for ever, and never calls a directory an object.
+    // A directory cannot contain both `a` and `a/b`. The store returns an error instead of
+    // retrying, and never lists a directory as an object.
     store.put("a", text("x")).await.expect("put");
     store.put("f/g", text("x")).await.expect("put");
     assert_eq!(
@@ -882,7 +899,7 @@ async fn a_file_store_is_private_and_leaves_no_empty_directories() {
     );
 }
 
-/// Deletes remove empty directories below the feet of racing creates.
+/// Deletes remove empty directories while concurrent creates use them.
 #[tokio::test(flavor = "multi_thread")]
 async fn racing_creates_and_deletes_in_one_directory_succeed() {
     let directory = tempfile::tempdir().expect("directory");
@@ -907,7 +924,7 @@ async fn racing_creates_and_deletes_in_one_directory_succeed() {
 }
 
 #[tokio::test]
-async fn a_store_path_that_is_no_directory_is_an_error() {
+async fn a_store_path_that_is_not_a_directory_is_an_error() {
     let directory = tempfile::tempdir().expect("directory");
     let file = directory.path().join("file");
     std::fs::write(&file, "x").expect("write");

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support::PATIENCE;
 use crate::support::counting_directory::CountingDirectory;
 use crate::support::files;
 use crate::support::slow;
@@ -18,10 +19,7 @@ use sessiond::codec::entry::MAX_RAW_BYTES;
 use sessiond::model::RelPath;
 use tokio::time::{Instant, sleep, timeout};
 
-/// Longer than anything here takes on a busy machine; a hang becomes a failure.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// Shorter than the scan that runs even without events: what is stored within it, an event told.
+/// Shorter than the interval of scans: whatever is stored within it was found by an event.
 const BY_EVENT: Duration = Duration::from_secs(8);
 
 fn transcript(session: &str) -> String {
@@ -48,7 +46,7 @@ async fn status(handle: &StreamerHandle, session: &str) -> LogStatus {
         .unwrap_or_else(|| panic!("{session} is known"))
 }
 
-async fn until(what: &str, mut done: impl AsyncFnMut() -> bool) {
+async fn wait_until(what: &str, mut done: impl AsyncFnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !done().await {
         assert!(Instant::now() < deadline, "{what}: not after {PATIENCE:?}");
@@ -130,7 +128,7 @@ async fn files_created_before_the_watch_are_found() {
     let _handle = world.stream_with_events(hints.clone());
     std::fs::create_dir_all(world.root().join("projects/-w")).unwrap();
     hints.push(world.root().join("projects"));
-    // The directory was looked into, and no event tells of the file.
+    // The directory was scanned before, and no event reports the file.
     sleep(Duration::from_millis(300)).await;
     let text = lines("s1", 0, 3);
     world.write(&transcript("s1"), &text);
@@ -216,7 +214,7 @@ async fn a_new_file_with_the_bytes_of_a_deleted_one_does_not_take_its_place() {
     world.write("tasks/s/1.json", "{}");
     let handle = world.stream();
     flush(&handle).await;
-    // Most file systems give the new one the number of the old one.
+    // Most file systems reuse the inode number.
     std::fs::remove_file(world.root().join("tasks/s/1.json")).unwrap();
     world.write("tasks/s/2.json", "{}");
     flush(&handle).await;
@@ -236,11 +234,11 @@ async fn a_flush_requested_during_another_covers_new_files() {
     world.store.hold();
     let writes = world.store.writes();
     world.append(&transcript("s"), lines("s", 10, 11));
-    until("the flush is under way", async || {
+    wait_until("the flush is under way", async || {
         world.store.writes() > writes
     })
     .await;
-    // Neither of these is where the files of the session are looked for by themselves.
+    // Neither is among the files of the session that a flush checks.
     std::fs::create_dir_all(world.root().join("projects/-v")).unwrap();
     std::fs::rename(
         world.root().join(transcript("s")),
@@ -260,7 +258,7 @@ async fn a_flush_requested_during_another_covers_new_files() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_root_that_is_deleted_and_made_again_is_streamed_again() {
+async fn a_deleted_and_recreated_root_is_streamed_again() {
     let world = World::new();
     world.write(&transcript("old"), lines("old", 0, 10));
     let handle = world.stream();
@@ -273,7 +271,7 @@ async fn a_root_that_is_deleted_and_made_again_is_streamed_again() {
         world.stored_file("new", &transcript("new")).await.unwrap(),
         lines("new", 0, 10).as_bytes()
     );
-    // What an agent's clean-up deletes stays in the log.
+    // Files that the agent's cleanup deletes stay in the log.
     assert_eq!(
         world.stored_file("old", &transcript("old")).await.unwrap(),
         lines("old", 0, 10).as_bytes()
@@ -287,7 +285,8 @@ async fn a_root_that_is_deleted_and_made_again_is_streamed_again() {
             BY_EVENT,
         )
         .await;
-    // At once, so that the new one gets the number of the old one, and with the name of a file that is known.
+    // Immediately, so that the new file gets the old inode number, and with the name of a known
+    // file.
     std::fs::remove_dir_all(world.root()).unwrap();
     world.write(&transcript("new"), lines("new", 50, 80));
     world
@@ -310,7 +309,7 @@ async fn a_root_that_is_deleted_and_made_again_is_streamed_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_directory_that_is_deleted_and_made_again_is_watched_again() {
+async fn a_deleted_and_recreated_directory_is_watched_again() {
     let world = World::new();
     world.write(&transcript("old"), lines("old", 0, 10));
     let handle = world.stream();
@@ -398,13 +397,13 @@ async fn an_unreadable_file_delays_no_other_file() {
     world
         .wait_for("s", &transcript("s"), lines("s", 0, 2).as_bytes(), PATIENCE)
         .await;
-    until("the failure is told", async || {
+    wait_until("the failure is reported", async || {
         status(&handle, "s").await.last_error.is_some()
     })
     .await;
-    let told = status(&handle, "s").await;
-    assert!(told.last_error.unwrap().contains("closed.txt"));
-    assert!(told.lag_bytes > 0, "what is not durable is lag");
+    let log_status = status(&handle, "s").await;
+    assert!(log_status.last_error.unwrap().contains("closed.txt"));
+    assert!(log_status.lag_bytes > 0, "what is not durable is lag");
     directory.deny_open(None);
     flush(&handle).await;
     assert_eq!(world.stored("s").await.unwrap().len(), 2);
@@ -433,12 +432,12 @@ async fn three_hundred_sessions_at_once_are_all_stored() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_old_style_sub_agent_goes_with_its_session() {
+async fn an_old_style_sub_agent_belongs_to_its_session() {
     let world = World::new();
     world.write(&transcript("s"), lines("s", 0, 2));
     let handle = world.stream();
     flush(&handle).await;
-    // Whose it is cannot be told from half a line.
+    // A partial line does not show the session.
     world.write("projects/-w/agent-9c.jsonl", "{\"type\":\"user\",\"sess");
     flush(&handle).await;
     world.append("projects/-w/agent-9c.jsonl", "ionId\":\"s\"}\n");
@@ -476,7 +475,7 @@ async fn two_machines_share_the_memory_of_a_project_and_the_last_one_wins_per_fi
             .unwrap(),
         b"by b, longer"
     );
-    // An unrelated file of a's: its old copy of the shared one must not come back.
+    // An unrelated change on a: its old copy of the shared file must not be uploaded.
     files::write(&a.join(memory("only-a.md")), "a");
     flush(&first).await;
     let stored = world.stored("@-w").await.unwrap();
@@ -485,7 +484,7 @@ async fn two_machines_share_the_memory_of_a_project_and_the_last_one_wins_per_fi
         String::from_utf8_lossy(&stored[&memory("shared.md")]),
         "by b, longer"
     );
-    // Changed on a again, by appending to a's own copy: a is the last now.
+    // Changed on a again, by an append to its own copy: now a is the last writer.
     files::append(&a.join(memory("shared.md")), ", 2");
     flush(&first).await;
     assert_eq!(
@@ -569,13 +568,13 @@ async fn a_failing_session_delays_no_other() {
             .unwrap()
             .unwrap();
     }
-    until("it failed three times", async || {
+    wait_until("it failed three times", async || {
         status(&handle, "bad").await.failed_attempts >= 3
     })
     .await;
-    let told = status(&handle, "bad").await;
-    assert!(told.last_error.unwrap().contains("the test fails"));
-    assert!(told.lag_bytes > 0);
+    let log_status = status(&handle, "bad").await;
+    assert!(log_status.last_error.unwrap().contains("the test fails"));
+    assert!(log_status.lag_bytes > 0);
     let mut attempts = Vec::new();
     while let Some(task) = world.writer.context.index_queue.try_next() {
         if let IndexTask::Failure(failure) = task {
@@ -600,8 +599,8 @@ async fn a_failing_session_delays_no_other() {
     );
 }
 
-/// The agent writes for two seconds; answers how many lines there are then.
-async fn write_on(world: &World, mut written: usize) -> usize {
+/// Appends lines for two seconds. Returns the number of lines.
+async fn append_for_two_seconds(world: &World, mut written: usize) -> usize {
     let began = Instant::now();
     while began.elapsed() < Duration::from_secs(2) {
         world.append(&transcript("s"), lines("s", written, written + 1));
@@ -611,7 +610,7 @@ async fn write_on(world: &World, mut written: usize) -> usize {
     written
 }
 
-async fn nothing_lost_nothing_doubled(world: &World, written: usize) {
+async fn assert_stored_exactly_once(world: &World, written: usize) {
     let whole = lines("s", 0, written);
     assert_eq!(
         world.stored_file("s", &transcript("s")).await.unwrap(),
@@ -628,9 +627,10 @@ async fn a_failing_store_loses_and_duplicates_nothing() {
     let handle = world.stream();
     flush(&handle).await;
     world.store.fail_requests("/s/");
-    let written = write_on(&world, 3).await;
+    let written = append_for_two_seconds(&world, 3).await;
     assert!(status(&handle, "s").await.failed_attempts > 0);
-    // Asked for while nothing can be written: the answer covers all that is on disk now, not only what failed first.
+    // Requested while nothing can be written: the reply covers everything on disk now, not only the
+    // first failed flush.
     let asked = tokio::spawn({
         let handle = handle.clone();
         async move { flush(&handle).await }
@@ -638,7 +638,7 @@ async fn a_failing_store_loses_and_duplicates_nothing() {
     sleep(Duration::from_millis(50)).await;
     world.store.recover();
     asked.await.unwrap();
-    nothing_lost_nothing_doubled(&world, written).await;
+    assert_stored_exactly_once(&world, written).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -648,10 +648,10 @@ async fn a_hanging_store_loses_and_duplicates_nothing() {
     let handle = world.stream();
     flush(&handle).await;
     world.store.hold();
-    let written = write_on(&world, 3).await;
+    let written = append_for_two_seconds(&world, 3).await;
     world.store.release();
     flush(&handle).await;
-    nothing_lost_nothing_doubled(&world, written).await;
+    assert_stored_exactly_once(&world, written).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -662,7 +662,7 @@ async fn the_final_flush_includes_bytes_written_during_an_outage() {
     flush(&handle).await;
     world.store.fail_requests("/s/");
     world.append(&transcript("s"), lines("s", 3, 4));
-    until("a flush failed", async || {
+    wait_until("a flush failed", async || {
         status(&handle, "s").await.failed_attempts > 0
     })
     .await;
@@ -797,7 +797,7 @@ async fn side_files_of_any_size_make_entries_that_can_be_read_back() {
     let world = World::new();
     world.write(&transcript("s"), lines("s", 0, 2));
     world.write("projects/-w/s/tool-results/a.txt", "small");
-    // Sparse, so that only its length costs something.
+    // Sparse, so that only its length matters.
     let large = world.root().join("projects/-w/s/tool-results/b.bin");
     std::fs::File::create(&large)
         .unwrap()
@@ -815,8 +815,8 @@ async fn side_files_of_any_size_make_entries_that_can_be_read_back() {
     assert_eq!(stored[&transcript("s")], lines("s", 0, 2).as_bytes());
 }
 
-slow!(async thousands_of_side_files_go_out_in_entries_of_bounded_headers);
-async fn thousands_of_side_files_go_out_in_entries_of_bounded_headers() {
+slow!(async thousands_of_side_files_are_uploaded_in_entries_with_bounded_headers);
+async fn thousands_of_side_files_are_uploaded_in_entries_with_bounded_headers() {
     let world = World::new();
     world.write(&transcript("s"), lines("s", 0, 2));
     for at in 0..6000 {

@@ -20,7 +20,7 @@ async fn select_one(url: &str) -> Result<i32, sqlx::Error> {
         .await
 }
 
-/// The status of a PUT that must create.
+/// The status of a conditional PUT.
 async fn create(client: &Client, bucket: &str, key: &str, body: &str) -> u16 {
     let put = client
         .put_object()
@@ -72,8 +72,8 @@ async fn postgres_gives_each_test_a_database_and_checks_the_password() {
     );
 }
 
-needs_servers!(async private_postgres_comes_back_with_its_data);
-async fn private_postgres_comes_back_with_its_data() {
+needs_servers!(async a_private_postgres_restarts_with_its_data);
+async fn a_private_postgres_restarts_with_its_data() {
     let Some(postgres) = Postgres::start_private() else {
         return;
     };
@@ -133,8 +133,8 @@ async fn s3_has_room_for_the_buckets_of_many_tests() {
     }
 }
 
-needs_servers!(async private_s3_comes_back_with_its_data_beside_the_shared_one);
-async fn private_s3_comes_back_with_its_data_beside_the_shared_one() {
+needs_servers!(async a_private_s3_restarts_with_its_data_next_to_the_shared_one);
+async fn a_private_s3_restarts_with_its_data_next_to_the_shared_one() {
     let (Some(_shared), Some(s3)) = (servers::s3(), S3::start_private()) else {
         return;
     };
@@ -156,7 +156,7 @@ async fn private_s3_comes_back_with_its_data_beside_the_shared_one() {
     assert!(!dir.exists());
 }
 
-/// Answers each line with the same line.
+/// Echoes each line.
 fn echo_server() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = listener.local_addr().unwrap();
@@ -172,12 +172,13 @@ fn echo_server() -> SocketAddr {
     addr
 }
 
-/// Sends a line on a new connection; what came back until the line's end, the connection's, or a second and a half of silence.
-fn ask(proxy: &TcpProxy, line: &str) -> String {
-    ask_on(&TcpStream::connect(proxy.addr()).unwrap(), line)
+/// Sends a line on a new connection. Returns the bytes up to the end of the line or of the
+/// connection, or until 1.5 seconds of silence.
+fn exchange(proxy: &TcpProxy, line: &str) -> String {
+    exchange_on(&TcpStream::connect(proxy.addr()).unwrap(), line)
 }
 
-fn ask_on(mut stream: &TcpStream, line: &str) -> String {
+fn exchange_on(mut stream: &TcpStream, line: &str) -> String {
     stream
         .set_read_timeout(Some(Duration::from_millis(1500)))
         .unwrap();
@@ -197,38 +198,38 @@ fn ask_on(mut stream: &TcpStream, line: &str) -> String {
 }
 
 #[test]
-fn tcp_proxy_modes_do_what_they_say() {
+fn each_tcp_proxy_mode_works() {
     let proxy = TcpProxy::start(echo_server());
-    assert_eq!(ask(&proxy, "pass"), "pass");
+    assert_eq!(exchange(&proxy, "pass"), "pass");
     assert_eq!(
         (proxy.connections(), proxy.bytes_up(), proxy.bytes_down()),
         (1, 5, 5)
     );
 
     let open = TcpStream::connect(proxy.addr()).unwrap();
-    assert_eq!(ask_on(&open, "open"), "open");
+    assert_eq!(exchange_on(&open, "open"), "open");
     proxy.set(Mode::CutAfter(3));
-    assert_eq!(ask(&proxy, "abcdef"), "abc(closed)");
+    assert_eq!(exchange(&proxy, "abcdef"), "abc(closed)");
     proxy.set(Mode::Refuse);
-    assert_eq!(ask(&proxy, "refused"), "(closed)");
-    assert_eq!(ask_on(&open, "cut"), "(closed)");
+    assert_eq!(exchange(&proxy, "refused"), "(closed)");
+    assert_eq!(exchange_on(&open, "cut"), "(closed)");
 
     proxy.set(Mode::Hang);
     let (before, hung) = (proxy.bytes_up(), TcpStream::connect(proxy.addr()).unwrap());
-    assert_eq!(ask_on(&hung, "hang"), "(silence)");
+    assert_eq!(exchange_on(&hung, "hang"), "(silence)");
     assert_eq!(proxy.bytes_up(), before);
     proxy.set(Mode::DropResponses);
     let before = proxy.bytes_up();
-    assert_eq!(ask(&proxy, "done, unanswered"), "(closed)");
+    assert_eq!(exchange(&proxy, "done, unanswered"), "(closed)");
     assert!(proxy.bytes_up() >= before + 17);
 
     proxy.set(Mode::Delay(Duration::from_millis(200)));
     let start = Instant::now();
-    assert_eq!(ask(&proxy, "late"), "late");
+    assert_eq!(exchange(&proxy, "late"), "late");
     assert!(start.elapsed() >= Duration::from_millis(200));
     proxy.set(Mode::Throttle(1000));
     let start = Instant::now();
-    assert_eq!(ask(&proxy, &"x".repeat(499)).len(), 499);
+    assert_eq!(exchange(&proxy, &"x".repeat(499)).len(), 499);
     assert!(
         start.elapsed() >= Duration::from_millis(450),
         "{:?}",
@@ -237,13 +238,13 @@ fn tcp_proxy_modes_do_what_they_say() {
 
     proxy.set(Mode::Pass);
     let open = TcpStream::connect(proxy.addr()).unwrap();
-    assert_eq!(ask_on(&open, "open"), "open");
+    assert_eq!(exchange_on(&open, "open"), "open");
     let addr = proxy.addr();
     drop(proxy);
-    assert_eq!(ask_on(&open, "cut"), "(closed)");
-    // A connection may still come about: a child that another test is forking holds the listener until it runs its program, and
-    // another test may be given the port. Nothing is carried on it.
-    let after = TcpStream::connect(addr).map(|stream| ask_on(&stream, "after the end"));
+    assert_eq!(exchange_on(&open, "cut"), "(closed)");
+    // A connection may still succeed: a child that another test is forking holds the listener until
+    // it runs its program, and another test may get the port. It carries no bytes.
+    let after = TcpStream::connect(addr).map(|stream| exchange_on(&stream, "after the end"));
     assert_ne!(after.unwrap_or_default(), "after the end");
 }
 
@@ -252,7 +253,7 @@ fn tcp_proxy_cuts_requests_and_closes_one_direction() {
     let proxy = TcpProxy::start(echo_server());
     proxy.set(Mode::CutRequestAfter(7));
     let before = (proxy.bytes_up(), proxy.bytes_down());
-    assert_eq!(ask(&proxy, "half a request"), "(closed)");
+    assert_eq!(exchange(&proxy, "half a request"), "(closed)");
     assert_eq!(
         (proxy.bytes_up(), proxy.bytes_down()),
         (before.0 + 7, before.1)
@@ -260,17 +261,17 @@ fn tcp_proxy_cuts_requests_and_closes_one_direction() {
     for (mode, seen) in [(Mode::Swallow, "(silence)"), (Mode::HalfClose, "(closed)")] {
         proxy.set(mode);
         let deaf = TcpStream::connect(proxy.addr()).unwrap();
-        assert_eq!(ask_on(&deaf, "done, unanswered"), seen, "{mode:?}");
-        // The way there is still open, and the way back is lost for good.
+        assert_eq!(exchange_on(&deaf, "done, unanswered"), seen, "{mode:?}");
+        // Requests still pass, and responses are lost.
         proxy.set(Mode::Pass);
         let before = proxy.bytes_up();
-        assert_eq!(ask_on(&deaf, "more"), seen, "{mode:?}");
+        assert_eq!(exchange_on(&deaf, "more"), seen, "{mode:?}");
         eventually("it has arrived", || proxy.bytes_up() == before + 5);
     }
 }
 
 #[test]
-#[ignore = "runs in the child process of servers_and_their_directories_go_when_the_tests_are_killed"]
+#[ignore = "runs in the child process of servers_and_their_directories_are_removed_when_the_tests_are_killed"]
 fn holds_servers_until_killed() {
     let (Some(postgres), Some(s3)) = (servers::postgres(), servers::s3()) else {
         return;
@@ -285,8 +286,8 @@ fn holds_servers_until_killed() {
     std::thread::sleep(Duration::from_secs(600));
 }
 
-needs_servers!(servers_and_their_directories_go_when_the_tests_are_killed);
-fn servers_and_their_directories_go_when_the_tests_are_killed() {
+needs_servers!(servers_and_their_directories_are_removed_when_the_tests_are_killed);
+fn servers_and_their_directories_are_removed_when_the_tests_are_killed() {
     let mut victim = Command::new(std::env::current_exe().unwrap());
     victim.args([
         "--nocapture",
@@ -322,7 +323,7 @@ fn mentioned_by_a_process(dir: &str) -> bool {
 }
 
 #[test]
-fn a_command_at_home_sees_nothing_of_ours() {
+fn a_command_inherits_no_settings_of_the_user() {
     let home = TempHome::new();
     assert!(sessiond().exists());
     let output = home.command(Path::new("env")).output().unwrap();

@@ -4,13 +4,14 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use crate::retention::let_pass;
+use crate::retention::age_objects;
 use crate::support::TempHome;
 use crate::support::backend::{Backend, Signal, transcript};
 use crate::support::files::append;
 use crate::support::on_each_backend;
 
-/// A turn: a prompt, a tool call and its answer, the end. Without the last lines it was cut short.
+/// The lines of a turn: a prompt, a tool call and its result, the end. Without the last lines it is
+/// incomplete.
 fn turn(session: &str, number: u64) -> Vec<String> {
     let stamp = |second: u64| format!("2026-05-01T12:{number:02}:{second:02}.000Z");
     let line = |kind: &str, second: u64, message: String| {
@@ -57,7 +58,7 @@ fn whole_turns(session: &str, numbers: impl Iterator<Item = u64>) -> String {
     numbers.flat_map(|number| turn(session, number)).collect()
 }
 
-/// Streams these lines, flushed one after the other.
+/// Streams these lines and flushes after each.
 fn stream(backend: &Backend, home: &TempHome, session: &str, pieces: &[String]) {
     let mut daemon = backend.daemon(home, &["--flush-interval", "10ms"]);
     for piece in pieces {
@@ -144,7 +145,7 @@ fn a_rollback_to_a_turn_keeps_later_entries(backend: Backend) {
     assert_eq!(numbers(&points, "number"), [Some(1), Some(2), Some(3)]);
     assert_eq!(numbers(&points, "parent"), [None, Some(1), Some(2)]);
 
-    // The last complete turn; what is cut off is told, and kept.
+    // The last complete turn; the rest is reported and stays in the log.
     let other = TempHome::new();
     let report = backend
         .run(&other, &["restore", "s1", "--at", "turn", "--json"])
@@ -162,7 +163,7 @@ fn a_rollback_to_a_turn_keeps_later_entries(backend: Backend) {
     );
     assert_eq!(pulled(&backend, "s1", "latest"), cut_short);
 
-    // Going on from turn 2 leaves the others where they are.
+    // The log continues from turn 2, and the later turns stay restorable.
     let third = TempHome::new();
     backend
         .run(&third, &["restore", "s1", "--at", "turn:2"])
@@ -241,7 +242,7 @@ fn inspect_after_a_crash_lists_running_tools(backend: Backend) {
     );
     let seen = backend.run(&home, &["inspect", "s1", "--json"]).ok().json();
     assert_eq!(
-        (&seen["turn"], &seen["is_turn_open"]),
+        (&seen["turn"], &seen["turn_open"]),
         (&1.into(), &true.into()),
         "{seen}"
     );
@@ -256,7 +257,7 @@ fn inspect_after_a_crash_lists_running_tools(backend: Backend) {
     assert_eq!(
         (
             &seen["sub_agents"][0]["id"],
-            &seen["sub_agents"][0]["is_active"]
+            &seen["sub_agents"][0]["active"]
         ),
         (&"a1".into(), &true.into())
     );
@@ -265,18 +266,18 @@ fn inspect_after_a_crash_lists_running_tools(backend: Backend) {
         .ok()
         .json();
     assert_eq!(
-        (&seen["pending_calls"], &seen["is_turn_open"]),
+        (&seen["pending_calls"], &seen["turn_open"]),
         (&serde_json::json!([]), &false.into()),
         "{seen}"
     );
     assert_eq!(seen["checkpoint"]["stop_reason"], "end_turn");
-    let said = backend.run(&home, &["inspect", "s1"]).ok().out();
+    let output = backend.run(&home, &["inspect", "s1"]).ok().out();
     assert!(
-        said.contains("pending call  Bash since 2026-05-01T12:02:01Z"),
-        "{said}"
+        output.contains("pending call  Bash since 2026-05-01T12:02:01Z"),
+        "{output}"
     );
-    // Going back says what stays behind, in however many entries it is.
-    let said = backend
+    // A rollback reports what it skips, in any number of entries.
+    let output = backend
         .run(
             &TempHome::new(),
             &["restore", "s1", "--at", "turn", "--dry-run"],
@@ -287,12 +288,142 @@ fn inspect_after_a_crash_lists_running_tools(backend: Backend) {
         "  {} B after that point stay in the log: projects/-work-app/s1.jsonl",
         begun.len()
     );
-    assert!(said.contains(&stays), "{said}");
+    assert!(output.contains(&stays), "{output}");
     assert!(
-        said.contains(
+        output.contains(
             "  pending tool call since 2026-05-01T12:02:01Z: Bash {\"command\":\"make 2\"}"
         ),
-        "{said}"
+        "{output}"
+    );
+}
+
+on_each_backend!(the_listed_time_of_a_checkpoint_finds_that_checkpoint);
+fn the_listed_time_of_a_checkpoint_finds_that_checkpoint(backend: Backend) {
+    let home = TempHome::new();
+    // All turns arrive in two entries, long after they ended: an import, or a late upload.
+    let late = |numbers: std::ops::RangeInclusive<u64>| {
+        whole_turns("s1", numbers).replace(":03.000Z", ":03.456Z")
+    };
+    stream(&backend, &home, "s1", &[late(1..=2), late(3..=4)]);
+    let listed = backend
+        .run(&home, &["checkpoints", "s1", "--json"])
+        .ok()
+        .json();
+    let table = backend.run(&home, &["checkpoints", "s1"]).ok().out();
+    for number in 1..=4 {
+        let exact = listed["checkpoints"][number as usize - 1]["at"]
+            .as_str()
+            .unwrap();
+        let seconds = format!("2026-05-01T12:{number:02}:03Z");
+        assert!(table.contains(&seconds), "{table}");
+        for time in [exact, &seconds, &format!("2026-05-01T12:{number:02}:50Z")] {
+            assert_eq!(pulled(&backend, "s1", time), late(1..=number), "{time}");
+        }
+    }
+    let seen = backend
+        .run(&home, &["inspect", "s1@2026-05-01T12:02:03Z", "--json"])
+        .ok()
+        .json();
+    assert_eq!(
+        (&seen["turn"], &seen["checkpoint"]["number"]),
+        (&2.into(), &2.into())
+    );
+    // A time after the last entry is the end; one before the first turn is no point.
+    assert_eq!(pulled(&backend, "s1", "2099-01-01"), late(1..=4));
+    let early = ["restore", "s1", "--at", "2026-05-01T12:00:00Z"];
+    backend.run(&TempHome::new(), &early).fails(3, "", "");
+
+    // A session that was imported keeps its times.
+    backend
+        .run(&home, &["export", "s1", "-o", "s1.tar.gz"])
+        .ok();
+    let (copy, other) = (Backend::file(), TempHome::new());
+    let archive = home.home().join("s1.tar.gz");
+    copy.run(&other, &["import", &archive.to_string_lossy()])
+        .ok();
+    assert_eq!(pulled(&copy, "s1", "2026-05-01T12:03:03Z"), late(1..=3));
+}
+
+on_each_backend!(the_days_add_up_to_the_total);
+fn the_days_add_up_to_the_total(mut backend: Backend) {
+    let home = TempHome::new();
+    let config = home.path().join("prices.toml");
+    std::fs::write(&config, "[prices]\nopus = { input = 3.3, output = 1.1 }\n").unwrap();
+    backend.set("SESSIOND_CONFIG", config.to_string_lossy());
+    let on_day =
+        |day: u32, lines: String| lines.replace("2026-05-01T", &format!("2026-05-{day:02}T"));
+    let reported = "{\"type\":\"cost-state\",\"totalCostUSD\":1.000001}\n".to_owned();
+    stream(
+        &backend,
+        &home,
+        "s1",
+        &[
+            whole_turns("s1", 1..=3),
+            on_day(2, whole_turns("s1", 4..=4)),
+            on_day(3, whole_turns("s1", 5..=5)),
+            reported,
+        ],
+    );
+    // A rollback rewinds turns, and the conversation continues on another day.
+    stream(
+        &backend,
+        &home,
+        "s2",
+        &[
+            whole_turns("s2", 1..=2),
+            on_day(2, whole_turns("s2", 3..=4)),
+        ],
+    );
+    let other = TempHome::new();
+    backend
+        .run(&other, &["restore", "s2", "--at", "turn:2"])
+        .ok();
+    stream(
+        &backend,
+        &other,
+        "s2",
+        &[on_day(4, whole_turns("s2", 5..=5))],
+    );
+    // A fork starts with turns of its origin; another session has no messages at all.
+    backend
+        .run(&home, &["fork", "s1", "--at", "turn:4", "--id", "fork"])
+        .ok();
+    stream(&backend, &home, "empty", &["{\"n\":1}\n".to_owned()]);
+    for range in [&[][..], &["--since", "2026-05-02", "--until", "2026-05-03"]] {
+        let stats = backend
+            .run(
+                &home,
+                &[&["stats", "--by", "day", "--json"], range].concat(),
+            )
+            .ok()
+            .json();
+        let column = |row: &Value, name: &str| match name {
+            // In millionths of a dollar.
+            "/cost_usd" => (row.pointer(name).unwrap().as_f64().unwrap() * 1e6).round() as u64,
+            _ => row.pointer(name).unwrap().as_u64().unwrap(),
+        };
+        for name in [
+            "/sessions",
+            "/messages",
+            "/turns",
+            "/tokens/input",
+            "/tokens/output",
+            "/cost_usd",
+            "/raw_bytes",
+        ] {
+            let rows = stats["rows"].as_array().unwrap().iter();
+            assert_eq!(
+                rows.map(|row| column(row, name)).sum::<u64>(),
+                column(&stats["total"], name),
+                "{name} of {range:?}: {stats:#}"
+            );
+        }
+    }
+    let stats = backend.run(&home, &["stats", "--json"]).ok().json();
+    assert_eq!(
+        (&stats["total"]["sessions"], &stats["total"]["turns"]),
+        (&4.into(), &(5 + 3 + 4).into()),
+        "{stats:#}"
     );
 }
 
@@ -318,14 +449,14 @@ fn a_named_checkpoint_survives_gc() {
         .fails(2, "invalid checkpoint name \"7\"", "letters");
     let three = whole_turns("s1", 1..=3);
     assert_eq!(pulled(&backend, "s1", "here"), three);
-    let_pass(&backend, std::time::Duration::from_secs(9 * 24 * 3600));
+    age_objects(&backend, std::time::Duration::from_secs(9 * 24 * 3600));
     backend.run(&home, &["gc", "--ttl", "never"]).ok();
     let left = std::fs::read_dir(backend.path().join("bucket/v1/default/claude-code/s1/log"))
         .unwrap()
         .count();
     assert!(left < 20, "{left} entries are left");
     assert_eq!(pulled(&backend, "s1", "here"), three);
-    // What has no name can be cut out of what is left: transcripts only grow.
+    // A point without a name can be cut from a later one: transcripts only grow.
     assert_eq!(pulled(&backend, "s1", "turn:5"), whole_turns("s1", 1..=5));
     assert_eq!(pulled(&backend, "s1", "latest"), whole_turns("s1", 1..=40));
     let listed = backend.run(&home, &["checkpoints", "s1"]).ok().out();
@@ -416,7 +547,7 @@ fn a_fork_shares_entries_and_both_sessions_continue(backend: Backend) {
     backend
         .run(&home, &["fork", "s1", "--id", "s3"])
         .fails(7, "s3 already exists", "--id");
-    // The source may be removed; the fork holds what it needs.
+    // The origin may be removed; the fork keeps the entries it needs.
     backend.run(&home, &["rm", "s1", "--yes"]).ok();
     assert_eq!(
         pulled(&backend, "s3", "latest"),
@@ -435,7 +566,7 @@ fn gc_keeps_the_entries_a_fork_needs() {
     backend.run(&home, &["fork", "s1", "--id", "s2"]).ok();
     backend.run(&home, &["rm", "s1", "--yes"]).ok();
     for _ in 0..4 {
-        let_pass(&backend, std::time::Duration::from_secs(9 * 24 * 3600));
+        age_objects(&backend, std::time::Duration::from_secs(9 * 24 * 3600));
         backend.run(&home, &["gc", "--ttl", "never"]).ok();
     }
     assert_eq!(pulled(&backend, "s2", "latest"), whole_turns("s2", 1..=2));
@@ -445,7 +576,7 @@ fn gc_keeps_the_entries_a_fork_needs() {
         if !bucket.exists() {
             break;
         }
-        let_pass(&backend, std::time::Duration::from_secs(9 * 24 * 3600));
+        age_objects(&backend, std::time::Duration::from_secs(9 * 24 * 3600));
         backend.run(&home, &["gc", "--ttl", "never"]).ok();
     }
     assert!(!bucket.exists(), "without the fork nothing holds it");
@@ -487,9 +618,9 @@ fn diff_compares_two_points(backend: Backend) {
         ]
     );
     assert_eq!(difference["removed"], serde_json::json!([]));
-    let mut said = String::new();
+    let mut output = String::new();
     write!(
-        said,
+        output,
         "{}",
         backend
             .run(&home, &["diff", "s1", "latest", "turn:2"])
@@ -497,10 +628,10 @@ fn diff_compares_two_points(backend: Backend) {
             .out()
     )
     .unwrap();
-    assert!(said.starts_with("- user      prompt 3\n"), "{said}");
+    assert!(output.starts_with("- user      prompt 3\n"), "{output}");
     assert!(
-        said.contains("- 3 B  projects/-work-app/s1/tool-results/t.txt"),
-        "{said}"
+        output.contains("- 3 B  projects/-work-app/s1/tool-results/t.txt"),
+        "{output}"
     );
     assert!(
         backend
@@ -509,7 +640,7 @@ fn diff_compares_two_points(backend: Backend) {
             .out()
             .contains("no difference between")
     );
-    // By name, too; and what is known of points comes from the bucket.
+    // Also by name; points are read from the bucket.
     backend
         .run(
             &home,
@@ -576,7 +707,7 @@ fn a_fork_inside_a_turn_keeps_earlier_turns() {
     backend.run(&home, &["verify", "--deep"]).ok();
 }
 
-/// A host whose clock is behind says so in its lines; the order of the lines counts.
+/// The lines of a machine with a slow clock have earlier times; the order of the lines counts.
 #[test]
 fn turns_are_counted_regardless_of_clocks() {
     let (backend, home) = (Backend::file(), TempHome::new());
@@ -597,7 +728,7 @@ fn turns_are_counted_regardless_of_clocks() {
         numbers(&points, "turn"),
         [Some(1), Some(2), Some(3), Some(4)]
     );
-    // Written anew, nothing of it counts twice.
+    // Rewritten, no turn counts twice.
     let text = text(&home, "s1");
     std::fs::remove_file(transcript(&home, "s1")).unwrap();
     stream(
@@ -644,7 +775,8 @@ fn the_last_turn_of_a_damaged_log_is_an_error() {
     assert_eq!(text(&other, "s1"), whole_turns("s1", 1..=1));
 }
 
-/// An entrypoint that always asks for the last complete turn, killed before the first flush: what was said since is here.
+/// An entrypoint that always restores the last complete turn, killed before the first flush: later
+/// messages are kept.
 #[test]
 fn appends_after_a_rollback_are_kept_on_the_same_volume() {
     let (backend, home) = (Backend::file(), TempHome::new());
@@ -664,7 +796,7 @@ fn appends_after_a_rollback_are_kept_on_the_same_volume() {
         pulled(&backend, "s1", "latest"),
         whole_turns("s1", [1, 2, 4].into_iter())
     );
-    // Another volume holds something else.
+    // Another volume has other content.
     append(&transcript(&home, "s1"), whole_turns("s1", 5..=5));
     backend
         .run(&home, &["restore", "s1", "--at", "turn:1"])

@@ -12,10 +12,10 @@ use crate::support::backend::{Backend, Running, transcript};
 use crate::support::load::{Load, Replay};
 use crate::support::rng::TestRng;
 
-/// The agents of one backend, each with a session of its own, side by side.
+/// Number of concurrent agents of one backend, each with its own session.
 const AGENTS: u64 = 5;
-/// How often each is killed: with five agents a hundred times, on each of two backends.
-const LIVES: u32 = 20;
+/// How often each is killed: with five agents a hundred kills on each of two backends.
+const RESTARTS: u32 = 20;
 
 pub fn seed() -> u64 {
     let given = std::env::var("SESSIOND_TEST_SEED")
@@ -24,7 +24,8 @@ pub fn seed() -> u64 {
     given.unwrap_or_else(|| u64::from(std::process::id()) << 20)
 }
 
-/// The agent: a process of its own that appends until it is killed. On its own there is nothing to do.
+/// The agent: a separate process that appends until it is killed. Run as a plain test, it does
+/// nothing.
 #[test]
 fn an_agent_writes_until_killed() {
     let Some(transcripts) = std::env::var_os("SESSIOND_TEST_AGENT") else {
@@ -32,17 +33,17 @@ fn an_agent_writes_until_killed() {
     };
     let transcripts: Vec<PathBuf> = std::env::split_paths(&transcripts).collect();
     let parent = rustix::process::getppid();
-    let mut dice = TestRng::new(seed());
+    let mut rng = TestRng::new(seed());
     for number in 0..100_000 {
-        // Each of them first, then any of them.
+        // Each file once, then random ones.
         let at = if number < transcripts.len() {
             number
         } else {
-            usize::try_from(dice.below(transcripts.len() as u64)).unwrap()
+            usize::try_from(rng.below(transcripts.len() as u64)).unwrap()
         };
         let path = &transcripts[at];
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-        let text = "x".repeat(usize::try_from(dice.below(3000)).unwrap());
+        let text = "x".repeat(usize::try_from(rng.below(3000)).unwrap());
         let mut file = std::fs::OpenOptions::new()
             .append(true)
             .create(true)
@@ -55,23 +56,23 @@ fn an_agent_writes_until_killed() {
             .as_bytes(),
         )
         .unwrap();
-        if dice.below(8) == 0 {
+        if rng.below(8) == 0 {
             let side = path.with_extension("").join("tool-results");
             std::fs::create_dir_all(&side).unwrap();
             let name = format!("{}-{number}.txt", std::process::id());
             std::fs::write(side.join(name), &text).unwrap();
         }
         std::thread::sleep(Duration::from_micros(
-            (1000 + dice.below(20_000)) / transcripts.len().min(4) as u64,
+            (1000 + rng.below(20_000)) / transcripts.len().min(4) as u64,
         ));
         if rustix::process::getppid() != parent {
-            // Nobody is left to kill us.
+            // The parent process has ended.
             return;
         }
     }
 }
 
-/// An agent that writes to all these transcripts, one after the other.
+/// Starts an agent that writes to all these transcripts in turn.
 pub fn start_agent(transcripts: &[PathBuf], seed: u64) -> Running {
     let mut agent = Command::new(std::env::current_exe().unwrap());
     agent.args(["--exact", "torture::an_agent_writes_until_killed"]);
@@ -89,19 +90,19 @@ pub fn start_agent(transcripts: &[PathBuf], seed: u64) -> Running {
     )
 }
 
-/// Lives one agent's lives; answers how many bytes were acknowledged in all.
-fn live(backend: &Backend, agent: u64, seed: u64) -> u64 {
-    let mut dice = TestRng::new(seed);
+/// Runs one agent and kills it repeatedly. Returns the number of acknowledged bytes.
+fn run_agent(backend: &Backend, agent: u64, seed: u64) -> u64 {
+    let mut rng = TestRng::new(seed);
     let session = format!("session-{agent}");
     let mut home = TempHome::new();
     let mut acknowledged = 0;
     let mut in_all = 0;
-    for life in 0..LIVES {
+    for life in 0..RESTARTS {
         let mut daemon = backend.daemon(&home, &[]);
         let path = transcript(&home, &session);
-        let mut writer = start_agent(std::slice::from_ref(&path), dice.below(u64::MAX));
-        std::thread::sleep(Duration::from_millis(dice.below(300)));
-        if dice.below(3) > 0 {
+        let mut writer = start_agent(std::slice::from_ref(&path), rng.below(u64::MAX));
+        std::thread::sleep(Duration::from_millis(rng.below(300)));
+        if rng.below(3) > 0 {
             let on_disk = std::fs::read(&path).unwrap_or_default();
             backend.run(&home, &["flush", "--wait"]).ok();
             let lines = on_disk
@@ -111,14 +112,14 @@ fn live(backend: &Backend, agent: u64, seed: u64) -> u64 {
             in_all += lines.saturating_sub(acknowledged);
             acknowledged = acknowledged.max(lines);
         }
-        std::thread::sleep(Duration::from_millis(dice.below(200)));
+        std::thread::sleep(Duration::from_millis(rng.below(200)));
         let mut victims = [&mut daemon, &mut writer];
-        if dice.below(2) == 0 {
+        if rng.below(2) == 0 {
             victims.reverse();
         }
         for victim in victims {
             victim.kill();
-            std::thread::sleep(Duration::from_millis(dice.below(30)));
+            std::thread::sleep(Duration::from_millis(rng.below(30)));
         }
         let history = std::fs::read(&path).unwrap_or_default();
 
@@ -163,12 +164,12 @@ fn live(backend: &Backend, agent: u64, seed: u64) -> u64 {
             "{context}: a torn line"
         );
 
-        match dice.below(3) {
-            // The volume survives, and with it the ledger.
+        match rng.below(3) {
+            // The volume survives with its ledger.
             0 => {}
-            // The volume survives, the ledger does not.
+            // The volume survives without its ledger.
             1 => std::fs::remove_dir_all(home.home().join(".claude/.sessiond")).unwrap(),
-            // Everything is gone; another container takes over.
+            // Everything is lost; another container takes over.
             _ => {
                 home = TempHome::new();
                 backend
@@ -189,7 +190,7 @@ fn torture(backend: &Backend) {
     let seed = seed();
     let acknowledged: u64 = std::thread::scope(|scope| {
         let agents: Vec<_> = (0..AGENTS)
-            .map(|agent| scope.spawn(move || live(backend, agent, seed + agent)))
+            .map(|agent| scope.spawn(move || run_agent(backend, agent, seed + agent)))
             .collect();
         agents
             .into_iter()
@@ -232,17 +233,17 @@ fn a_hundred_kills_lose_nothing_on_s3_and_postgres() {
     torture(&backend);
 }
 
-/// So many sessions at once, in one home.
+/// Number of concurrent sessions in one home.
 const SESSIONS: usize = 300;
 
-/// As often as by default; faster would only make more entries to check.
-const UNHURRIED: [&str; 2] = ["--flush-interval", "1s"];
+/// The default flush interval; a shorter one only makes more entries to check.
+const DEFAULT_INTERVAL: [&str; 2] = ["--flush-interval", "1s"];
 
-/// One daemon, hundreds of sessions that grow, and kill -9 of daemon and agent in the middle of it.
+/// One daemon and hundreds of growing sessions, with kill -9 of daemon and agent.
 fn hundreds(backend: &Backend, test: &'static str) {
     let seed = seed();
     let _replay = Replay { seed, test };
-    let mut dice = TestRng::new(seed);
+    let mut rng = TestRng::new(seed);
     let mut load = Load::new(TempHome::new());
     let names: Vec<String> = (0..SESSIONS)
         .map(|number| format!("session-{number}"))
@@ -251,22 +252,22 @@ fn hundreds(backend: &Backend, test: &'static str) {
         .iter()
         .map(|name| transcript(&load.home, name))
         .collect();
-    let mut daemon = backend.daemon(&load.home, &UNHURRIED);
-    let mut agent = start_agent(&transcripts, dice.below(u64::MAX));
+    let mut daemon = backend.daemon(&load.home, &DEFAULT_INTERVAL);
+    let mut agent = start_agent(&transcripts, rng.below(u64::MAX));
     for _ in 0..2 {
-        std::thread::sleep(Duration::from_millis(500 + dice.below(1000)));
+        std::thread::sleep(Duration::from_millis(500 + rng.below(1000)));
         load.flush(backend, "30s").unwrap();
-        std::thread::sleep(Duration::from_millis(dice.below(1000)));
+        std::thread::sleep(Duration::from_millis(rng.below(1000)));
         daemon.kill();
         load.kills += 1;
-        if dice.below(2) == 0 {
+        if rng.below(2) == 0 {
             agent.kill();
             load.kills += 1;
-            agent = start_agent(&transcripts, dice.below(u64::MAX));
+            agent = start_agent(&transcripts, rng.below(u64::MAX));
         }
-        daemon = backend.daemon(&load.home, &UNHURRIED);
+        daemon = backend.daemon(&load.home, &DEFAULT_INTERVAL);
         for _ in 0..4 {
-            let name = &names[usize::try_from(dice.below(SESSIONS as u64)).unwrap()];
+            let name = &names[usize::try_from(rng.below(SESSIONS as u64)).unwrap()];
             assert!(load.check_copy(backend, name));
         }
     }

@@ -17,16 +17,17 @@ fn session(number: u64) -> String {
     format!("session-{number}")
 }
 
-/// Text that does not become much smaller when it is compressed.
-fn noise(dice: &mut TestRng, most: u64) -> String {
-    (0..dice.below(most / 16))
-        .map(|_| format!("{:016x}", dice.below(u64::MAX)))
+/// Text that hardly compresses.
+fn incompressible_text(rng: &mut TestRng, max_len: u64) -> String {
+    (0..rng.below(max_len / 16))
+        .map(|_| format!("{:016x}", rng.below(u64::MAX)))
         .collect()
 }
 
-/// An agent's step: a line, and perhaps a side file. What does not fit is torn, as it would be for a real one.
-fn append(home: &TempHome, dice: &mut TestRng, number: u64) -> std::io::Result<()> {
-    let path = transcript(home, &session(dice.below(SESSIONS)));
+/// One step of an agent: a line, and sometimes a side file. A write that does not fit is torn, as
+/// with a real agent.
+fn append(home: &TempHome, rng: &mut TestRng, number: u64) -> std::io::Result<()> {
+    let path = transcript(home, &session(rng.below(SESSIONS)));
     std::fs::create_dir_all(path.parent().unwrap())?;
     let mut file = std::fs::File::options()
         .append(true)
@@ -35,12 +36,15 @@ fn append(home: &TempHome, dice: &mut TestRng, number: u64) -> std::io::Result<(
     writeln!(
         file,
         "{{\"type\":\"user\",\"n\":{number},\"cwd\":\"/work/app\",\"text\":\"{}\"}}",
-        noise(dice, 3000)
+        incompressible_text(rng, 3000)
     )?;
-    if dice.below(8) == 0 {
+    if rng.below(8) == 0 {
         let side = path.with_extension("").join("tool-results");
         std::fs::create_dir_all(&side)?;
-        std::fs::write(side.join(format!("{number}.txt")), noise(dice, 6000))?;
+        std::fs::write(
+            side.join(format!("{number}.txt")),
+            incompressible_text(rng, 6000),
+        )?;
     }
     Ok(())
 }
@@ -53,35 +57,35 @@ fn a_full_disk_under_the_agent_does_not_stop_streaming() {
     }
     let seed = seed();
     let _replay = Replay { seed, test: TEST };
-    let mut dice = TestRng::new(seed);
+    let mut rng = TestRng::new(seed);
     let backend = Backend::file();
     let mut load = Load::new(TempHome::new());
     let disk = SmallDisk::mount_on(&load.home.home(), 2048);
     let mut daemon = backend.daemon(&load.home, &[]);
     let (mut number, mut refused) = (0, 0);
     for round in 0..12 {
-        // Now and then there is a page or two that agent and daemon may both take.
+        // Sometimes one or two pages are free for agent and daemon.
         disk.fill_until(if round == 0 {
             200_000
         } else {
-            dice.below(4) * 4096
+            rng.below(4) * 4096
         });
         while number < 10_000 {
             number += 1;
-            if let Err(error) = append(&load.home, &mut dice, number) {
+            if let Err(error) = append(&load.home, &mut rng, number) {
                 assert_eq!(error.kind(), std::io::ErrorKind::StorageFull, "{error}");
                 refused += 1;
                 break;
             }
         }
-        // The disk is full, and still it is answered.
+        // The daemon responds although the disk is full.
         load.flush(&backend, "20s").unwrap();
-        if dice.below(2) == 0 {
+        if rng.below(2) == 0 {
             daemon.kill();
             load.kills += 1;
             daemon = backend.daemon(&load.home, &[]);
         }
-        assert!(load.check_copy(&backend, &session(dice.below(SESSIONS))));
+        assert!(load.check_copy(&backend, &session(rng.below(SESSIONS))));
     }
     let log = std::fs::read_to_string(load.home.path().join("daemon.log")).unwrap();
     assert!(
@@ -91,9 +95,9 @@ fn a_full_disk_under_the_agent_does_not_stop_streaming() {
     disk.resize(16 << 10);
     for _ in 0..100 {
         number += 1;
-        append(&load.home, &mut dice, number).unwrap();
+        append(&load.home, &mut rng, number).unwrap();
     }
-    // What fitted in no more was never written; the agent's own ballast is not of its directory.
+    // Bytes that did not fit were never written; the file that fills the disk is outside the root.
     load.check_all(&backend);
     load.check_reindex(&backend);
     load.summarize(&format!(
@@ -110,12 +114,12 @@ fn a_full_disk_under_the_store_only_delays_uploads() {
     }
     let seed = seed();
     let _replay = Replay { seed, test: TEST };
-    let mut dice = TestRng::new(seed);
+    let mut rng = TestRng::new(seed);
     let mut backend = Backend::file();
     let place = backend.path().join("small");
     std::fs::create_dir(&place).unwrap();
     let disk = SmallDisk::mount_on(&place, 1024);
-    // With the index beside it, as it is by default.
+    // With the index next to it, as by default.
     backend.set(
         "SESSIOND_STORE",
         format!("file://{}", place.join("bucket").display()),
@@ -128,21 +132,21 @@ fn a_full_disk_under_the_store_only_delays_uploads() {
     let mut daemon = backend.daemon(&load.home, &[]);
     let (mut number, mut late) = (0, 0);
     for round in 1..=6 {
-        disk.fill_until(dice.below(100) << 10);
+        disk.fill_until(rng.below(100) << 10);
         for _ in 0..150 {
             number += 1;
-            append(&load.home, &mut dice, number).unwrap();
+            append(&load.home, &mut rng, number).unwrap();
         }
-        if let Err(said) = load.flush(&backend, "1s") {
-            assert!(said.contains("No space left on device"), "{said}");
+        if let Err(output) = load.flush(&backend, "1s") {
+            assert!(output.contains("No space left on device"), "{output}");
             late += 1;
         }
-        if dice.below(3) == 0 {
+        if rng.below(3) == 0 {
             daemon.kill();
             load.kills += 1;
             daemon = backend.daemon(&load.home, &[]);
         }
-        // Nothing half-written is ever seen.
+        // No reader sees a half-written object.
         for number in 0..SESSIONS {
             assert!(load.check_copy(&backend, &session(number)));
         }
@@ -171,18 +175,18 @@ fn a_restore_on_a_full_disk_changes_nothing() {
     }
     let seed = seed();
     let _replay = Replay { seed, test: TEST };
-    let mut dice = TestRng::new(seed);
+    let mut rng = TestRng::new(seed);
     let (backend, home) = (Backend::file(), TempHome::new());
     let root = |home: &TempHome| home.home().join(".claude");
-    (0..100).for_each(|number| append(&home, &mut dice, number).unwrap());
+    (0..100).for_each(|number| append(&home, &mut rng, number).unwrap());
     backend.run(&home, &["run", "--", "true"]).ok();
     let other = TempHome::new();
     let disk = SmallDisk::mount_on(&other.home(), 8192);
-    // An older copy is there already, with something beside it that is not ours.
+    // An older copy exists, next to a file of the user.
     std::fs::create_dir_all(root(&other)).unwrap();
     copy_dir(&root(&home).join("projects"), &root(&other));
     std::fs::write(root(&other).join("settings.json"), "{}").unwrap();
-    (100..400).for_each(|number| append(&home, &mut dice, number).unwrap());
+    (100..400).for_each(|number| append(&home, &mut rng, number).unwrap());
     backend.run(&home, &["run", "--", "true"]).ok();
 
     let stored: Files = files_below(&root(&home))

@@ -14,20 +14,20 @@ use crate::support::rng::TestRng;
 use crate::support::servers::{Postgres, S3, postgres, s3};
 use crate::torture::{seed, start_agent};
 
-/// Agents side by side, each a process with a session of its own, all in one home.
+/// Number of concurrent agents, each a process with its own session, all in one home.
 const AGENTS: u64 = 4;
-/// A request that hangs is given up after this; the store is on loopback.
+/// Timeout of a request; the store is on loopback.
 const TIMEOUT: [&str; 2] = ["--request-timeout", "400ms"];
 
 fn session(agent: u64) -> String {
     format!("session-{agent}")
 }
 
-/// Any fault at all, or none.
-fn fault(dice: &mut TestRng) -> Mode {
-    // Within the header of a request or an answer, or in its body.
-    let byte = usize::try_from(1 + dice.below(4000)).unwrap();
-    match dice.below(12) {
+/// A random fault, or none.
+fn fault(rng: &mut TestRng) -> Mode {
+    // Within the header of a request or a response, or in its body.
+    let byte = usize::try_from(1 + rng.below(4000)).unwrap();
+    match rng.below(12) {
         0..=2 => Mode::Pass,
         11 => Mode::Refuse,
         3 => Mode::Hang,
@@ -36,62 +36,62 @@ fn fault(dice: &mut TestRng) -> Mode {
         6 => Mode::DropResponses,
         7 => Mode::Swallow,
         8 => Mode::HalfClose,
-        9 => Mode::Delay(Duration::from_millis(dice.below(600))),
+        9 => Mode::Delay(Duration::from_millis(rng.below(600))),
         _ => Mode::Throttle(1000 + byte * 10),
     }
 }
 
-/// What breaks things until it is told to stop; everything is whole again when it returns.
-type Breaker<'a> = Box<dyn FnOnce(&AtomicBool) + Send + 'a>;
+/// Injects faults until the flag is set, and ends all faults before it returns.
+type FaultInjector<'a> = Box<dyn FnOnce(&AtomicBool) + Send + 'a>;
 
-/// Agents append and the daemon streams to `broken` for so long while `breakers` break it; copies are fetched on another way
-/// if there is a `direct` one, and then always succeed.
-fn endure(
-    broken: &Backend,
+/// Agents append and the daemon streams to `faulty` for this time, while `injectors` inject faults.
+/// Copies are fetched from `direct` if there is one, and then always succeed.
+fn run_with_faults(
+    faulty: &Backend,
     direct: Option<&Backend>,
     seed: u64,
     long: Duration,
-    breakers: Vec<Breaker<'_>>,
+    injectors: Vec<FaultInjector<'_>>,
 ) -> (Load, Running) {
-    let mut dice = TestRng::new(seed);
+    let mut rng = TestRng::new(seed);
     let mut load = Load::new(TempHome::new());
-    let mut daemon = broken.daemon(&load.home, &TIMEOUT);
+    let mut daemon = faulty.daemon(&load.home, &TIMEOUT);
     let transcripts: Vec<PathBuf> = (0..AGENTS)
         .map(|agent| transcript(&load.home, &session(agent)))
         .collect();
-    let start = |agent: u64, dice: &mut TestRng| {
+    let start = |agent: u64, rng: &mut TestRng| {
         start_agent(
             &transcripts[usize::try_from(agent).unwrap()..][..1],
-            dice.below(u64::MAX),
+            rng.below(u64::MAX),
         )
     };
-    let mut agents: Vec<Running> = (0..AGENTS).map(|agent| start(agent, &mut dice)).collect();
+    let mut agents: Vec<Running> = (0..AGENTS).map(|agent| start(agent, &mut rng)).collect();
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let stop = Stop(&over);
-        for breaker in breakers {
+        for injector in injectors {
             let over = &over;
-            scope.spawn(move || breaker(over));
+            scope.spawn(move || injector(over));
         }
         let began = Instant::now();
-        // On a slow machine longer, until enough was acknowledged in the midst of it.
+        // On a slow machine longer, until enough was acknowledged during the faults.
         while began.elapsed() < long || (load.flushes.0 < 3 && began.elapsed() < 3 * long) {
-            // Late is what they may be; wrong is what they may not.
-            load.flush(broken, "700ms").ok();
-            let one = session(dice.below(AGENTS));
-            load.flush_session(broken, &one, "2s").ok();
-            let fetched = load.check_copy(direct.unwrap_or(broken), &one);
+            // They may be late, but not wrong.
+            load.flush(faulty, "700ms").ok();
+            let one = session(rng.below(AGENTS));
+            load.flush_session(faulty, &one, "2s").ok();
+            let fetched = load.check_copy(direct.unwrap_or(faulty), &one);
             assert!(fetched || direct.is_none(), "{one} cannot be fetched");
-            if dice.below(3) == 0 {
+            if rng.below(3) == 0 {
                 daemon.kill();
-                daemon = broken.daemon(&load.home, &TIMEOUT);
+                daemon = faulty.daemon(&load.home, &TIMEOUT);
                 load.kills += 1;
             }
-            if dice.below(3) == 0 {
-                let number = dice.below(AGENTS);
+            if rng.below(3) == 0 {
+                let number = rng.below(AGENTS);
                 let agent = &mut agents[usize::try_from(number).unwrap()];
                 agent.kill();
-                *agent = start(number, &mut dice);
+                *agent = start(number, &mut rng);
                 load.kills += 1;
             }
         }
@@ -101,7 +101,7 @@ fn endure(
     (load, daemon)
 }
 
-/// Tells the breakers to stop, also when a check has failed.
+/// Stops the fault injectors, also after a failed check.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -124,29 +124,29 @@ fn every_kind_of_network_fault_loses_nothing() {
     let (bucket, database) = (s3.fresh_bucket(), postgres.fresh_database());
     let direct = Backend::on(&s3.endpoint, &bucket, &database);
     let behind = database.replace(&postgres.addr().to_string(), &proxies[1].addr().to_string());
-    let broken = Backend::on(&format!("http://{}", proxies[0].addr()), &bucket, &behind);
+    let faulty = Backend::on(&format!("http://{}", proxies[0].addr()), &bucket, &behind);
     let changes = AtomicU32::new(0);
-    let breakers = proxies
+    let injectors = proxies
         .iter()
         .zip(1..)
-        .map(|(proxy, number)| -> Breaker<'_> {
+        .map(|(proxy, number)| -> FaultInjector<'_> {
             let changes = &changes;
             Box::new(move |over| {
-                let mut dice = TestRng::new(seed + number);
+                let mut rng = TestRng::new(seed + number);
                 while !over.load(SeqCst) {
-                    proxy.set(fault(&mut dice));
+                    proxy.set(fault(&mut rng));
                     changes.fetch_add(1, SeqCst);
-                    std::thread::sleep(Duration::from_millis(100 + dice.below(500)));
+                    std::thread::sleep(Duration::from_millis(100 + rng.below(500)));
                 }
                 proxy.set(Mode::Pass);
             })
         });
-    let (mut load, _daemon) = endure(
-        &broken,
+    let (mut load, _daemon) = run_with_faults(
+        &faulty,
         Some(&direct),
         seed,
         Duration::from_secs(20),
-        breakers.collect(),
+        injectors.collect(),
     );
     load.check_all(&direct);
     load.check_reindex(&direct);
@@ -178,30 +178,33 @@ fn servers_killed_under_load_lose_nothing() {
         &postgres.fresh_database(),
     );
     let kills = [AtomicU32::new(0), AtomicU32::new(0)];
-    let breaker =
-        |number: usize, kill: Box<dyn Fn() + Send>, start: Box<dyn Fn() + Send>| -> Breaker<'_> {
-            let kills = &kills[number];
-            Box::new(move |over| {
-                let mut dice = TestRng::new(seed + 1 + number as u64);
-                // Three at least, however slow the machine; the agents go on writing until then.
-                while !over.load(SeqCst) || kills.load(SeqCst) < 3 {
-                    std::thread::sleep(Duration::from_millis(dice.below(2500)));
-                    kill();
-                    kills.fetch_add(1, SeqCst);
-                    std::thread::sleep(Duration::from_millis(dice.below(500)));
-                    start();
-                }
-            })
-        };
-    let breakers = vec![
-        breaker(0, Box::new(|| s3.stop()), Box::new(|| s3.start())),
-        breaker(
+    let injector = |number: usize,
+                    kill: Box<dyn Fn() + Send>,
+                    start: Box<dyn Fn() + Send>|
+     -> FaultInjector<'_> {
+        let kills = &kills[number];
+        Box::new(move |over| {
+            let mut rng = TestRng::new(seed + 1 + number as u64);
+            // At least three, also on a slow machine; the agents keep writing until then.
+            while !over.load(SeqCst) || kills.load(SeqCst) < 3 {
+                std::thread::sleep(Duration::from_millis(rng.below(2500)));
+                kill();
+                kills.fetch_add(1, SeqCst);
+                std::thread::sleep(Duration::from_millis(rng.below(500)));
+                start();
+            }
+        })
+    };
+    let injectors = vec![
+        injector(0, Box::new(|| s3.stop()), Box::new(|| s3.start())),
+        injector(
             1,
             Box::new(|| postgres.kill()),
             Box::new(|| postgres.start()),
         ),
     ];
-    let (mut load, _daemon) = endure(&backend, None, seed, Duration::from_secs(20), breakers);
+    let (mut load, _daemon) =
+        run_with_faults(&backend, None, seed, Duration::from_secs(20), injectors);
     load.check_all(&backend);
     load.check_reindex(&backend);
     let kills = kills.map(AtomicU32::into_inner);

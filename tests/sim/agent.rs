@@ -2,23 +2,23 @@
 //! side files.
 
 use super::disk::Disk;
-use super::history::whole_lines;
+use super::history::complete_lines_len;
 use super::rng::SeededRng;
 
-/// The session that everything is about.
+/// The only session of a run.
 pub const SESSION: &str = "s1";
 
 /// The agent of one volume.
 #[derive(Default)]
 pub struct Agent {
     project: u64,
-    /// The rest of a line that it has begun, and where.
+    /// The path of a partial line, and the rest of the line.
     begun: Option<(String, Vec<u8>)>,
 }
 
-/// Which of its files.
+/// One of the transcripts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Which {
+pub enum FileChoice {
     Transcript,
     SubAgent,
 }
@@ -28,14 +28,16 @@ impl Agent {
         format!("projects/-p{}", self.project)
     }
 
-    fn path(&self, which: Which) -> String {
+    fn path(&self, which: FileChoice) -> String {
         match which {
-            Which::Transcript => format!("{}/{SESSION}.jsonl", self.directory()),
-            Which::SubAgent => format!("{}/{SESSION}/subagents/agent-1.jsonl", self.directory()),
+            FileChoice::Transcript => format!("{}/{SESSION}.jsonl", self.directory()),
+            FileChoice::SubAgent => {
+                format!("{}/{SESSION}/subagents/agent-1.jsonl", self.directory())
+            }
         }
     }
 
-    /// Another agent starts on the volume: it goes on where the newest transcript is.
+    /// A new agent starts on the volume and continues in the project of the newest transcript.
     pub fn launch(&mut self, disk: &Disk) {
         self.begun = None;
         let files = disk.agents_files();
@@ -59,7 +61,7 @@ impl Agent {
         }
     }
 
-    pub fn append(&mut self, disk: &Disk, which: Which, lines: u64, rng: &mut SeededRng) {
+    pub fn append(&mut self, disk: &Disk, which: FileChoice, lines: u64, rng: &mut SeededRng) {
         let path = self.path(which);
         self.finish_line(disk, &path, rng);
         let text: Vec<u8> = (0..lines).flat_map(|_| line(rng, None)).collect();
@@ -67,7 +69,7 @@ impl Agent {
     }
 
     /// Half a line; the rest comes with the next append.
-    pub fn begin_line(&mut self, disk: &Disk, which: Which, rng: &mut SeededRng) {
+    pub fn begin_line(&mut self, disk: &Disk, which: FileChoice, rng: &mut SeededRng) {
         let path = self.path(which);
         self.finish_line(disk, &path, rng);
         let mut text = line(rng, None);
@@ -76,8 +78,8 @@ impl Agent {
         self.begun = Some((path, rest));
     }
 
-    /// Writes the file anew, shorter or longer: in place, or as another file under the same name.
-    pub fn rewrite(&mut self, disk: &Disk, which: Which, in_place: bool, rng: &mut SeededRng) {
+    /// Rewrites the file, shorter or longer: in place, or as a new file with the same name.
+    pub fn rewrite(&mut self, disk: &Disk, which: FileChoice, in_place: bool, rng: &mut SeededRng) {
         let path = self.path(which);
         self.begun.take_if(|(begun, _)| *begun == path);
         let lines = 1 + rng.below(6);
@@ -88,8 +90,14 @@ impl Agent {
         }
     }
 
-    /// Cuts the file back: behind a whole line, or anywhere.
-    pub fn cut_back(&mut self, disk: &Disk, which: Which, anywhere: bool, rng: &mut SeededRng) {
+    /// Truncates the file: after a complete line, or anywhere.
+    pub fn truncate_file(
+        &mut self,
+        disk: &Disk,
+        which: FileChoice,
+        anywhere: bool,
+        rng: &mut SeededRng,
+    ) {
         let path = self.path(which);
         let Some(bytes) = disk.bytes(&path).filter(|bytes| !bytes.is_empty()) else {
             return;
@@ -99,13 +107,13 @@ impl Agent {
         let at = if anywhere {
             at
         } else {
-            whole_lines(&bytes[..at])
+            complete_lines_len(&bytes[..at])
         };
         disk.agent_writes(&path, Some(at), &[], rng);
     }
 
     /// The agent changes its working directory: transcript and side files get another project directory.
-    pub fn move_on(&mut self, disk: &Disk, rng: &mut SeededRng) {
+    pub fn change_project(&mut self, disk: &Disk, rng: &mut SeededRng) {
         let from = self.directory();
         self.project = (self.project + 1) % 3;
         self.begun = None;
@@ -119,8 +127,8 @@ impl Agent {
         }
     }
 
-    /// A tool's result, then the line that names it.
-    pub fn tool(&mut self, disk: &Disk, rng: &mut SeededRng) -> String {
+    /// Writes a tool result. Returns its name, for `name_tool`.
+    pub fn write_tool_result(&mut self, disk: &Disk, rng: &mut SeededRng) -> String {
         let name = format!("t{:x}.txt", rng.next() >> 40);
         let path = format!("{}/{SESSION}/tool-results/{name}", self.directory());
         let size = 1 + rng.below(80);
@@ -130,13 +138,13 @@ impl Agent {
     }
 
     pub fn name_tool(&mut self, disk: &Disk, name: &str, rng: &mut SeededRng) {
-        let path = self.path(Which::Transcript);
+        let path = self.path(FileChoice::Transcript);
         self.finish_line(disk, &path, rng);
         disk.agent_writes(&path, None, &line(rng, Some(name)), rng);
     }
 
-    /// Replaces a small file as one; often with one of the same length.
-    pub fn side(&mut self, disk: &Disk, in_place: bool, rng: &mut SeededRng) {
+    /// Replaces a side file, with one of the same length.
+    pub fn replace_side_file(&mut self, disk: &Disk, in_place: bool, rng: &mut SeededRng) {
         let path = format!("tasks/{SESSION}/1.json");
         let text = format!("{{\"n\":{:03}}}", rng.below(1000));
         match in_place {
@@ -146,7 +154,7 @@ impl Agent {
     }
 }
 
-/// A line that no other is like; now and then longer than the window that is compared at a look.
+/// A unique line; sometimes longer than the window that a scan compares.
 fn line(rng: &mut SeededRng, names: Option<&str>) -> Vec<u8> {
     let id = rng.next();
     let length = if rng.percent(6) {

@@ -11,15 +11,16 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use jiff::Timestamp;
 use sessiond::error::{Error, Result};
-use sessiond::store::{CreateOutcome, Object, Page, Store};
+use sessiond::model::keys::holds_content;
+use sessiond::store::{CreateOutcome, ListPage, Object, Store};
 
 use super::process::ProcessLifetime;
-use super::world::{Fate, World};
+use super::world::{InjectedOutcome, World};
 
-/// No run needs so many entries.
-const MOST_ENTRIES: usize = 1000;
+/// Maximum number of entries of a run.
+const MAX_ENTRIES: usize = 1000;
 
-/// An object and who wrote it.
+/// An object and its writer.
 #[derive(Clone)]
 pub struct Stored {
     /// The object, decrypted.
@@ -34,7 +35,7 @@ pub struct Stored {
 
 pub type Objects = BTreeMap<String, Stored>;
 
-/// What is asked of the bucket, counted.
+/// Counters of the requests to the bucket.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Traffic {
     pub requests: u64,
@@ -45,10 +46,10 @@ pub struct Traffic {
 #[derive(Default)]
 struct Inner {
     objects: Objects,
-    /// Every entry that was ever written at its number, collected or not: what the log truly is.
+    /// Every entry that was ever written, collected or not: the true log.
     archive: Objects,
-    /// How often nothing was left of the log.
-    forgotten: u64,
+    /// How often the log was deleted completely.
+    complete_deletions: u64,
     deleted: u64,
     /// Counts changes.
     generation: u64,
@@ -57,30 +58,30 @@ struct Inner {
 
 /// The bucket.
 pub struct Bucket {
-    /// Whether a create of what exists is refused; some stores ignore the condition.
-    honours: bool,
+    /// Whether a conditional create fails if the object exists. Some stores ignore the condition.
+    is_conditional: bool,
     /// Decrypts what is stored, so that the oracle can read it.
     identity: Option<Identity>,
     inner: Mutex<Inner>,
 }
 
 impl Bucket {
-    pub fn new(honours: bool, identity: Option<Identity>) -> Arc<Bucket> {
+    pub fn new(is_conditional: bool, identity: Option<Identity>) -> Arc<Bucket> {
         Arc::new(Bucket {
-            honours,
+            is_conditional,
             identity,
             inner: Mutex::default(),
         })
     }
 
-    /// A bucket that holds this and lives by itself.
+    /// A separate bucket with these objects.
     pub fn of(objects: Objects) -> Arc<Bucket> {
         let inner = Inner {
             objects,
             ..Inner::default()
         };
         Arc::new(Bucket {
-            honours: true,
+            is_conditional: true,
             identity: None,
             inner: Mutex::new(inner),
         })
@@ -99,19 +100,32 @@ impl Bucket {
         }
     }
 
+    /// Checks that every object with content is encrypted, if the run has keys.
+    pub fn check_encryption(&self) -> std::result::Result<(), String> {
+        let inner = self.inner();
+        let mut stored = inner.objects.iter().chain(&inner.archive);
+        let plaintext = stored.find(|(key, stored)| {
+            holds_content(key) && !stored.raw.starts_with(b"age-encryption.org/v1")
+        });
+        match plaintext {
+            Some((key, _)) if self.identity.is_some() => Err(format!("{key} is plaintext")),
+            _ => Ok(()),
+        }
+    }
+
     pub fn objects(&self) -> Objects {
         self.inner().objects.clone()
     }
 
-    /// Every entry that was ever written, as it was first found at its number.
+    /// Every entry that was ever written, as first stored.
     pub fn archive(&self) -> Objects {
         self.inner().archive.clone()
     }
 
-    /// How often nothing was left of the log, and how many objects of it were deleted.
+    /// How often the log was deleted completely, and how many of its objects were deleted.
     pub fn losses(&self) -> (u64, u64) {
         let inner = self.inner();
-        (inner.forgotten, inner.deleted)
+        (inner.complete_deletions, inner.deleted)
     }
 
     pub fn generation(&self) -> u64 {
@@ -131,7 +145,7 @@ impl Bucket {
         only_new: bool,
     ) -> CreateOutcome {
         let mut inner = self.inner();
-        if only_new && self.honours && inner.objects.contains_key(key) {
+        if only_new && self.is_conditional && inner.objects.contains_key(key) {
             return CreateOutcome::AlreadyExists;
         }
         let stored = Stored {
@@ -144,7 +158,7 @@ impl Bucket {
             .objects
             .insert(key.to_owned(), stored.clone())
             .is_some();
-        // A late write at a number that was collected is no part of the log.
+        // A late write at a collected seq is not part of the log.
         if is_entry(key) && (replaced || !inner.archive.contains_key(key)) {
             inner.archive.insert(key.to_owned(), stored);
         }
@@ -154,22 +168,22 @@ impl Bucket {
 
     fn delete(&self, key: &str) {
         let mut inner = self.inner();
-        let gone = inner.objects.remove(key).is_some();
+        let has_existed = inner.objects.remove(key).is_some();
         inner.generation += 1;
-        // Only what deletes a session for good deletes branches.
+        // Only the final deletion of a session deletes branches.
         if key.contains("/branch/") {
             inner.archive.remove(key);
         }
-        if gone && is_piece(key) {
+        if has_existed && is_segment(key) {
             inner.deleted += 1;
-            if !inner.objects.keys().any(|key| is_piece(key)) {
+            if !inner.objects.keys().any(|key| is_segment(key)) {
                 inner.archive.clear();
-                inner.forgotten += 1;
+                inner.complete_deletions += 1;
             }
         }
     }
 
-    fn list(&self, prefix: &str, after: Option<&str>) -> Page {
+    fn list(&self, prefix: &str, after: Option<&str>) -> ListPage {
         let inner = self.inner();
         let (mut objects, mut directories) = (Vec::new(), BTreeSet::new());
         let from = after
@@ -192,7 +206,7 @@ impl Bucket {
                 }),
             }
         }
-        Page {
+        ListPage {
             objects,
             directories: directories.into_iter().collect(),
             next: None,
@@ -204,13 +218,13 @@ fn is_entry(key: &str) -> bool {
     key.contains("/log/") || key.contains("/branch/")
 }
 
-fn is_piece(key: &str) -> bool {
+fn is_segment(key: &str) -> bool {
     ["/log/", "/merge/", "/snap/"]
         .iter()
         .any(|directory| key.contains(directory))
 }
 
-/// One process's way to the bucket.
+/// One process's connection to the bucket.
 pub struct Connection {
     pub bucket: Arc<Bucket>,
     pub world: Arc<World>,
@@ -231,48 +245,50 @@ impl Connection {
             inner.traffic.requests += 1;
             inner.traffic.writes += 1;
             inner.traffic.bytes += body.len() as u64;
-            // A process that writes in a circle; the run fails when it does not become durable.
-            assert!(inner.archive.len() < MOST_ENTRIES, "too many entries");
+            // Stops a process that writes in a loop.
+            assert!(inner.archive.len() < MAX_ENTRIES, "too many entries");
         }
         self.world.delay().await;
-        let fate = self.world.fate_of_write();
+        let outcome = self.world.write_outcome();
         let author = self.lifetime.volume;
-        let answer = match fate {
-            Fate::Well => Ok(self
-                .bucket
-                .write(key, &body, author, self.world.now(), only_new)),
-            Fate::Before => Err(unavailable(what, key)),
-            Fate::After => {
+        let reply = match outcome {
+            InjectedOutcome::Success => {
+                Ok(self
+                    .bucket
+                    .write(key, &body, author, self.world.now(), only_new))
+            }
+            InjectedOutcome::Before => Err(unavailable(what, key)),
+            InjectedOutcome::After => {
                 self.bucket
                     .write(key, &body, author, self.world.now(), only_new);
                 Err(unavailable(what, key))
             }
-            Fate::Late(wait) => {
+            InjectedOutcome::Late(wait) => {
                 let (bucket, world, name, lifetime) = (
                     self.bucket.clone(),
                     self.world.clone(),
                     key.to_owned(),
                     self.lifetime.number,
                 );
-                // On its way, whatever becomes of the process.
+                // The write takes effect even if the process ends.
                 tokio::spawn(async move {
                     tokio::time::sleep(Duration::from_millis(wait)).await;
                     let did = bucket.write(&name, &body, author, world.now(), only_new);
-                    world.note(|| format!("life {lifetime}: late {name}: {did:?}"));
+                    world.note(|| format!("process {lifetime}: late {name}: {did:?}"));
                 });
                 Err(unavailable(what, key))
             }
         };
         self.world.note(|| {
             format!(
-                "life {}: step {step} {what} {key}: {fate:?} {}",
+                "process {}: step {step} {what} {key}: {outcome:?} {}",
                 self.lifetime.number,
-                say(&answer)
+                describe_outcome(&reply)
             )
         });
         self.world.delay().await;
         self.lifetime.leave(step).await;
-        answer
+        reply
     }
 
     async fn read<T>(
@@ -284,26 +300,26 @@ impl Connection {
         let step = self.lifetime.enter().await;
         self.bucket.inner().traffic.requests += 1;
         self.world.delay().await;
-        let answer = if self.world.read_fails() {
+        let reply = if self.world.read_fails() {
             Err(unavailable(what, key))
         } else {
             Ok(read(&self.bucket))
         };
         self.world.note(|| {
             format!(
-                "life {}: step {step} {what} {key}: {}",
+                "process {}: step {step} {what} {key}: {}",
                 self.lifetime.number,
-                if answer.is_ok() { "ok" } else { "fails" }
+                if reply.is_ok() { "ok" } else { "fails" }
             )
         });
         self.world.delay().await;
         self.lifetime.leave(step).await;
-        answer
+        reply
     }
 }
 
-fn say(answer: &Result<CreateOutcome>) -> String {
-    answer
+fn describe_outcome(reply: &Result<CreateOutcome>) -> String {
+    reply
         .as_ref()
         .map_or_else(|_| "fails".to_owned(), |created| format!("{created:?}"))
 }
@@ -333,7 +349,7 @@ impl Store for Connection {
         .await
     }
 
-    async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page> {
+    async fn list(&self, prefix: &str, after: Option<&str>) -> Result<ListPage> {
         self.read("list", prefix, |bucket| bucket.list(prefix, after))
             .await
     }
@@ -351,7 +367,7 @@ impl Store for Connection {
     }
 }
 
-/// The bucket as it is at a moment, without a fault on the way: what a restore elsewhere would see.
+/// The bucket at one moment, without faults, as a restore on a new machine reads it.
 pub struct Plain(pub Arc<Bucket>);
 
 #[async_trait]
@@ -374,7 +390,7 @@ impl Store for Plain {
             .map(|stored| stored.bytes.clone()))
     }
 
-    async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page> {
+    async fn list(&self, prefix: &str, after: Option<&str>) -> Result<ListPage> {
         Ok(self.0.list(prefix, after))
     }
 

@@ -1,24 +1,25 @@
-//! A crash before and after every step of every process in a story: a daemon streams, another
+//! A crash before and after every step of every process in one scenario: a daemon streams, another
 //! machine takes over, and the first one detects it.
 
-use super::agent::Which;
+use super::agent::FileChoice;
 use super::run::run;
 use super::schedule::{Action, Mix, Schedule};
 
 static STORE: Mix = Mix {
     name: "every step",
-    lax: false,
+    ignores_conditions: false,
     machines: 2,
     faults: &[],
 };
 static DATABASE: Mix = Mix {
     name: "every step, database",
-    lax: true,
+    ignores_conditions: true,
     machines: 2,
     faults: &[],
 };
 
-/// The processes of the story: the first daemon, the restore elsewhere, and the daemon behind it.
+/// The processes of the scenario: the first daemon, the restore on the other machine, and the
+/// daemon there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Victim {
     Daemon,
@@ -26,11 +27,12 @@ enum Victim {
     Successor,
 }
 
-/// The story, in which one process ends at one of its steps. What ended is started again.
-fn story(victim: Victim, steps: u64, after: bool) -> Vec<Action> {
+/// The scenario, in which one process crashes at one of its steps. A crashed process is started
+/// again.
+fn scenario(victim: Victim, steps: u64, after: bool) -> Vec<Action> {
     let transcript = |on| Action::Append {
         on,
-        which: Which::Transcript,
+        which: FileChoice::Transcript,
         lines: 2,
     };
     let crash = |of, on| (of == victim).then_some(Action::CrashIn { on, steps, after });
@@ -57,7 +59,7 @@ fn story(victim: Victim, steps: u64, after: bool) -> Vec<Action> {
             vec![
                 Action::Append {
                     on: 0,
-                    which: Which::SubAgent,
+                    which: FileChoice::SubAgent,
                     lines: round,
                 },
                 Action::Flush { on: 0 },
@@ -87,14 +89,14 @@ fn story(victim: Victim, steps: u64, after: bool) -> Vec<Action> {
     actions
 }
 
-/// Runs the story with a crash at each step of one process; answers how many there are.
+/// Runs the scenario with a crash at each step of one process. Returns the number of steps.
 fn every_step(mix: &'static Mix, victim: Victim) -> u64 {
     for steps in 1.. {
         let crashed = [false, true].map(|after| {
             let schedule = Schedule {
                 seed: steps,
                 mix,
-                actions: story(victim, steps, after),
+                actions: scenario(victim, steps, after),
             };
             let outcome = run(&schedule, false).0.unwrap_or_else(|violation| {
                 let (_, trace) = run(&schedule, true);

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sessiond::capture::watch::{EventBuffer, Watcher};
 use sessiond::model::{FileStat, RelPath};
-use sessiond::sys::{Directory, Item, ItemKind, Meta, OpenFile, Owner, STATE_DIR};
+use sessiond::sys::{Directory, FileAttributes, Item, ItemKind, OpenFile, Owner, STATE_DIR};
 
 use super::history::Files;
 use super::process::ProcessLifetime;
@@ -33,11 +33,11 @@ type Shared = Arc<Mutex<Node>>;
 pub enum Events {
     #[default]
     All,
-    /// Half of them get lost without a word.
+    /// Half of them are lost silently.
     Missed,
-    /// The queue overflows: all that is known is that something changed.
+    /// The queue overflows: the process knows only that something changed.
     Overflow,
-    /// There are none, and that is known.
+    /// Watching fails with an error.
     Off,
 }
 
@@ -45,12 +45,12 @@ pub enum Events {
 struct Inner {
     nodes: BTreeMap<String, Shared>,
     next_ino: u64,
-    /// Numbers of deleted files are given out again.
+    /// Inode numbers of deleted files, for reuse.
     free: Vec<u64>,
     full: bool,
     events: Events,
     hints: Option<Arc<EventBuffer>>,
-    /// What a power cut leaves of a file of ours that was not made durable.
+    /// The content after a power cut of a state file that was not synced.
     durable: BTreeMap<String, Vec<u8>>,
     at_risk: BTreeSet<String>,
     changes: i64,
@@ -113,7 +113,7 @@ impl Disk {
         self.inner().events = events;
     }
 
-    pub fn watched_by(&self, hints: Option<Arc<EventBuffer>>) {
+    pub fn set_watcher(&self, hints: Option<Arc<EventBuffer>>) {
         self.inner().hints = hints;
     }
 
@@ -146,14 +146,15 @@ impl Disk {
             .map(|node| lock(node).bytes.clone())
     }
 
-    /// Forgets what sessiond knows.
+    /// Deletes sessiond's state directory.
     pub fn lose_state(&self) {
         self.inner()
             .nodes
             .retain(|path, _| !path.starts_with(STATE_DIR));
     }
 
-    /// The machine loses its power: what was not made durable is as it was, torn, or there after all.
+    /// Simulates a power cut: each file that was not synced has its old content, is torn, or has
+    /// its new content.
     pub fn cut_power(&self, rng: &mut SeededRng) {
         let mut inner = self.inner();
         for path in std::mem::take(&mut inner.at_risk) {
@@ -177,8 +178,8 @@ impl Disk {
         }
     }
 
-    // What the agent does. Lines that follow each other within a tick of the kernel's clock still differ in length, so
-    // their time may well; a file that is replaced as one can change twice within a tick.
+    // The agent's operations. Two appends within a tick of the kernel's clock differ in length, so
+    // each gets its own time. A side file can change twice within a tick.
 
     fn now(&self, inner: &mut Inner, path: &str) -> i64 {
         let micros = self.clock.micros();
@@ -189,7 +190,7 @@ impl Disk {
         micros * 1000 + inner.changes
     }
 
-    /// Cuts a file at `at` (its end if none) and goes on with `bytes`.
+    /// Truncates a file at `at` (at its end if none) and appends `bytes`.
     pub fn agent_writes(&self, path: &str, at: Option<usize>, bytes: &[u8], rng: &mut SeededRng) {
         let mut inner = self.inner();
         let now = self.now(&mut inner, path);
@@ -209,10 +210,10 @@ impl Disk {
             node.bytes.extend_from_slice(bytes);
             node.mtime_ns = now;
         }
-        self.tell(&inner, path, rng);
+        self.emit_event(&inner, path, rng);
     }
 
-    /// Puts another file in place.
+    /// Replaces a file with a new one.
     pub fn agent_replaces(&self, path: &str, bytes: &[u8], rng: &mut SeededRng) {
         let mut inner = self.inner();
         let now = self.now(&mut inner, path);
@@ -222,7 +223,7 @@ impl Disk {
         inner
             .nodes
             .insert(path.to_owned(), Arc::new(Mutex::new(node)));
-        self.tell(&inner, path, rng);
+        self.emit_event(&inner, path, rng);
     }
 
     pub fn agent_renames(&self, from: &str, to: &str, rng: &mut SeededRng) {
@@ -230,12 +231,12 @@ impl Disk {
         if let Some(node) = inner.nodes.remove(from) {
             inner.drop_node(to);
             inner.nodes.insert(to.to_owned(), node);
-            self.tell(&inner, from, rng);
-            self.tell(&inner, to, rng);
+            self.emit_event(&inner, from, rng);
+            self.emit_event(&inner, to, rng);
         }
     }
 
-    fn tell(&self, inner: &Inner, path: &str, rng: &mut SeededRng) {
+    fn emit_event(&self, inner: &Inner, path: &str, rng: &mut SeededRng) {
         let Some(hints) = &inner.hints else { return };
         match inner.events {
             Events::Off => {}
@@ -246,7 +247,7 @@ impl Disk {
     }
 }
 
-/// Hears of the volume's changes.
+/// Watches the volume.
 pub struct SimWatch(pub Arc<Disk>);
 
 impl Watcher for SimWatch {
@@ -258,7 +259,7 @@ impl Watcher for SimWatch {
     }
 }
 
-/// One process's way to a volume.
+/// One process's access to a volume.
 pub struct Mount {
     pub disk: Arc<Disk>,
     pub world: Arc<World>,
@@ -266,43 +267,46 @@ pub struct Mount {
 }
 
 impl Mount {
-    fn alive(&self) -> io::Result<()> {
-        if self.lifetime.is_dead() {
-            Err(ProcessLifetime::gone())
+    fn check_running(&self) -> io::Result<()> {
+        if self.lifetime.is_killed() {
+            Err(ProcessLifetime::killed_error())
         } else {
             Ok(())
         }
     }
 
-    /// One change, with a chance to die before and behind it.
+    /// One change. The process can crash before or after it.
     fn change(
         &self,
         what: &str,
         path: &RelPath,
-        takes_room: bool,
+        needs_space: bool,
         change: impl FnOnce(&mut Inner) -> io::Result<()>,
     ) -> io::Result<()> {
-        let step = self.lifetime.begin().ok_or_else(ProcessLifetime::gone)?;
+        let step = self
+            .lifetime
+            .begin()
+            .ok_or_else(ProcessLifetime::killed_error)?;
         let mut inner = self.disk.inner();
-        let done = if takes_room && inner.full {
+        let done = if needs_space && inner.full {
             Err(io::ErrorKind::StorageFull.into())
         } else {
             change(&mut inner)
         };
         drop(inner);
         self.world.note(|| {
-            let answer = done
+            let result = done
                 .as_ref()
                 .map_or_else(|error| error.to_string(), |()| "ok".to_owned());
             format!(
-                "life {}: step {step} {what} {path}: {answer}",
+                "process {}: step {step} {what} {path}: {result}",
                 self.lifetime.number
             )
         });
         if self.lifetime.end(step) {
             done
         } else {
-            Err(ProcessLifetime::gone())
+            Err(ProcessLifetime::killed_error())
         }
     }
 }
@@ -335,7 +339,7 @@ impl OpenFile for Open {
 
 impl Directory for Mount {
     fn list(&self, directory: Option<&RelPath>) -> io::Result<Vec<Item>> {
-        self.alive()?;
+        self.check_running()?;
         let prefix = directory.map_or_else(String::new, |directory| format!("{directory}/"));
         let inner = self.disk.inner();
         let mut items: BTreeMap<String, ItemKind> = BTreeMap::new();
@@ -357,7 +361,7 @@ impl Directory for Mount {
     }
 
     fn stat(&self, path: &RelPath) -> io::Result<Option<FileStat>> {
-        self.alive()?;
+        self.check_running()?;
         Ok(self
             .disk
             .inner()
@@ -367,7 +371,7 @@ impl Directory for Mount {
     }
 
     fn open(&self, path: &RelPath) -> io::Result<Option<Box<dyn OpenFile>>> {
-        self.alive()?;
+        self.check_running()?;
         Ok(self
             .disk
             .inner()
@@ -377,7 +381,7 @@ impl Directory for Mount {
     }
 
     fn read(&self, path: &RelPath) -> io::Result<Option<Vec<u8>>> {
-        self.alive()?;
+        self.check_running()?;
         Ok(self.disk.bytes(path.as_str()))
     }
 
@@ -419,14 +423,14 @@ impl Directory for Mount {
         })
     }
 
-    fn finish(&self, path: &RelPath, meta: &Meta) -> io::Result<()> {
+    fn finish(&self, path: &RelPath, attributes: &FileAttributes) -> io::Result<()> {
         self.change("finish", path, false, |inner| {
             let node = inner
                 .nodes
                 .get(path.as_str())
                 .ok_or(io::ErrorKind::NotFound)?;
             let mut node = lock(node);
-            (node.mode, node.mtime_ns) = (meta.mode & 0o777, meta.mtime_ns);
+            (node.mode, node.mtime_ns) = (attributes.mode & 0o777, attributes.mtime_ns);
             Ok(())
         })
     }
@@ -446,13 +450,13 @@ impl Directory for Mount {
     fn remove(&self, path: &RelPath) -> io::Result<()> {
         self.change("remove", path, false, |inner| {
             let below = format!("{path}/");
-            let gone: Vec<String> = inner
+            let killed: Vec<String> = inner
                 .nodes
                 .keys()
                 .filter(|key| *key == path.as_str() || key.starts_with(&below))
                 .cloned()
                 .collect();
-            gone.iter().for_each(|path| inner.drop_node(path));
+            killed.iter().for_each(|path| inner.drop_node(path));
             Ok(())
         })
     }

@@ -8,51 +8,51 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Files by path below the root.
 pub type Files = BTreeMap<String, Vec<u8>>;
 
-/// A file as it was for a while.
+/// One version of a file.
 pub struct FileVersion {
     pub bytes: Vec<u8>,
-    /// Where its last whole line ends; all of it where it is replaced as one.
+    /// The end of the last complete line; the whole length of a side file.
     pub cut: usize,
-    lines: bool,
-    /// The agent was gone while it was so: what follows the last whole line may be in the log.
-    with_tail: AtomicBool,
+    is_transcript: bool,
+    /// The agent had exited: the log may contain the partial line.
+    may_end_partially: AtomicBool,
 }
 
 impl FileVersion {
     fn new(path: &str, bytes: Vec<u8>) -> FileVersion {
-        let lines = path.ends_with(".jsonl");
-        let cut = if lines {
-            whole_lines(&bytes)
+        let is_transcript = path.ends_with(".jsonl");
+        let cut = if is_transcript {
+            complete_lines_len(&bytes)
         } else {
             bytes.len()
         };
         FileVersion {
             bytes,
             cut,
-            lines,
-            with_tail: AtomicBool::new(false),
+            is_transcript,
+            may_end_partially: AtomicBool::new(false),
         }
     }
 
-    /// It has no whole line yet: what stood there before stays in the log.
-    fn waits(&self) -> bool {
-        self.lines && self.cut == 0
+    /// It has no complete line yet: the log keeps the previous content.
+    fn has_no_complete_line(&self) -> bool {
+        self.is_transcript && self.cut == 0
     }
 
-    pub fn whole(&self) -> &[u8] {
+    pub fn complete_bytes(&self) -> &[u8] {
         &self.bytes[..self.cut]
     }
 }
 
-/// Where the last whole line ends.
-pub fn whole_lines(bytes: &[u8]) -> usize {
+/// Returns the end of the last complete line.
+pub fn complete_lines_len(bytes: &[u8]) -> usize {
     bytes
         .iter()
         .rposition(|byte| *byte == b'\n')
         .map_or(0, |at| at + 1)
 }
 
-/// All files of a volume at a moment.
+/// All files of a volume at one moment.
 #[derive(Clone)]
 pub struct Version {
     /// Counts through all versions of all volumes.
@@ -60,7 +60,7 @@ pub struct Version {
     pub files: BTreeMap<String, Arc<FileVersion>>,
 }
 
-/// What each version has that the one before did not, in bytes.
+/// Returns the number of bytes that each version adds to the previous one.
 pub fn new_bytes(history: &[Version]) -> u64 {
     let mut new = 0;
     let mut before: Option<&Version> = None;
@@ -101,34 +101,34 @@ impl Version {
         }
     }
 
-    /// The agent is gone: unfinished lines may go out.
-    pub fn allow_tails(&self) {
+    /// The agent has exited: partial lines may be uploaded.
+    pub fn allow_partial_lines(&self) {
         self.files
             .values()
-            .for_each(|file| file.with_tail.store(true, Ordering::Relaxed));
+            .for_each(|file| file.may_end_partially.store(true, Ordering::Relaxed));
     }
 }
 
-/// The newest version that `held` (the files that a log amounts to) is a cut of. What vanished stays in a log, and so
-/// does what stood before a rewrite that has no whole line yet.
+/// Returns the newest version whose complete lines are `held`, the files of a log. A log keeps
+/// deleted files, and the content before a rewrite that has no complete line yet.
 pub fn newest_match(held: &Files, chain: &[&Version]) -> Option<usize> {
     (0..chain.len()).rev().find(|at| matches(held, chain, *at))
 }
 
-/// Whether `held` holds each file of a version, that one or a newer.
-pub fn holds_each_file_of(held: &Files, chain: &[&Version], at: usize) -> bool {
+/// Whether `held` has each file of a version, or a newer version of the file.
+pub fn contains_files_of(held: &Files, chain: &[&Version], at: usize) -> bool {
     chain[at]
         .files
         .iter()
         .filter(|(_, file)| file.cut > 0)
         .all(|(path, _)| {
             let later = || (at..chain.len()).map(|later| (later, chain[later].files.get(path)));
-            // It was moved, and may be under its new name or, vanished, under its old one.
+            // It was moved: it may have its new name, or its old one if it was deleted.
             later().any(|(_, file)| file.is_none())
                 || held.get(path).is_some_and(|bytes| {
                     later().any(|(later, file)| {
                         file.is_some_and(|file| {
-                            is_cut(bytes, file, &chain[..=later]) || file.waits()
+                            is_cut(bytes, file, &chain[..=later]) || file.has_no_complete_line()
                         })
                     })
                 })
@@ -141,41 +141,44 @@ fn matches(held: &Files, chain: &[&Version], at: usize) -> bool {
         .files
         .iter()
         .all(|(path, file)| match held.get(path) {
-            // A new path that no event has told of yet; whether it may be missing is asked where something was promised.
+            // A new path without an event yet. `contains_files_of` checks acknowledged versions.
             None => true,
             Some(bytes) => {
                 is_cut(bytes, file, &chain[..=at])
-                    || (file.waits() && (bytes.is_empty() || was(bytes, path, &chain[..at])))
-                    || came_along(bytes, path, &chain[..at])
+                    || (file.has_no_complete_line()
+                        && (bytes.is_empty() || is_earlier_version(bytes, path, &chain[..at])))
+                    || is_moved_file(bytes, path, &chain[..at])
             }
         });
     present
         && held
             .iter()
             .filter(|(path, _)| !version.files.contains_key(*path))
-            .all(|(path, bytes)| was(bytes, path, &chain[..at]))
+            .all(|(path, bytes)| is_earlier_version(bytes, path, &chain[..at]))
 }
 
 fn is_cut(bytes: &[u8], file: &FileVersion, chain: &[&Version]) -> bool {
-    let whole = file.whole();
-    if bytes == whole {
+    let complete = file.complete_bytes();
+    if bytes == complete {
         return true;
     }
-    // An unfinished line that went out when the agent was gone stays until something is written behind it.
-    let tail = file.lines
-        && bytes.len() > whole.len()
-        && whole_lines(bytes) == whole.len()
-        && bytes.starts_with(whole);
-    // It may have been moved since.
-    let went_out =
-        |then: &Arc<FileVersion>| then.with_tail.load(Ordering::Relaxed) && then.bytes == bytes;
-    tail && chain
-        .iter()
-        .rev()
-        .any(|version| version.files.values().any(went_out))
+    // A partial line that was uploaded after the agent exited stays until more is written after it.
+    let has_partial_line = file.is_transcript
+        && bytes.len() > complete.len()
+        && complete_lines_len(bytes) == complete.len()
+        && bytes.starts_with(complete);
+    // The file may have been moved since.
+    let was_uploaded = |then: &Arc<FileVersion>| {
+        then.may_end_partially.load(Ordering::Relaxed) && then.bytes == bytes
+    };
+    has_partial_line
+        && chain
+            .iter()
+            .rev()
+            .any(|version| version.files.values().any(was_uploaded))
 }
 
-fn was(bytes: &[u8], path: &str, chain: &[&Version]) -> bool {
+fn is_earlier_version(bytes: &[u8], path: &str, chain: &[&Version]) -> bool {
     (0..chain.len()).rev().any(|at| {
         chain[at]
             .files
@@ -184,16 +187,17 @@ fn was(bytes: &[u8], path: &str, chain: &[&Version]) -> bool {
     })
 }
 
-/// A claim says that a session has moved to another project; what was added there comes with the next delta.
-fn came_along(bytes: &[u8], path: &str, chain: &[&Version]) -> bool {
-    let elsewhere = |other: &str| {
+/// A claim reports that a session moved to another project. The next delta has the bytes that were
+/// added there.
+fn is_moved_file(bytes: &[u8], path: &str, chain: &[&Version]) -> bool {
+    let is_same_file_in_other_project = |other: &str| {
         other != path && in_project(other).is_some() && in_project(other) == in_project(path)
     };
-    let froms = |version: &Version| {
+    let origins = |version: &Version| {
         version
             .files
             .keys()
-            .filter(|other| elsewhere(other))
+            .filter(|other| is_same_file_in_other_project(other))
             .cloned()
             .collect::<Vec<_>>()
     };
@@ -201,13 +205,13 @@ fn came_along(bytes: &[u8], path: &str, chain: &[&Version]) -> bool {
         .last()
         .is_some_and(|version| !version.files.contains_key(path))
         && (0..chain.len()).rev().any(|at| {
-            froms(chain[at])
+            origins(chain[at])
                 .iter()
                 .any(|from| is_cut(bytes, &chain[at].files[from], &chain[..=at]))
         })
 }
 
-/// What a path is below its project.
+/// Returns the path below its project.
 pub fn in_project(path: &str) -> Option<&str> {
     Some(path.strip_prefix("projects/")?.split_once('/')?.1)
 }

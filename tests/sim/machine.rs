@@ -21,7 +21,7 @@ use sessiond::restore::{self, Options, RestoreReport};
 use sessiond::store::Store;
 use sessiond::store::encrypted::EncryptedStore;
 use sessiond::store::encrypted::keyring::Keyring;
-use sessiond::store::encrypted::policy::EncryptionPolicy;
+use sessiond::store::encrypted::policy::{EncryptionPolicy, PlaintextReads};
 use sessiond::store::retrying::RetryingReads;
 use sessiond::sys::{Directory, Rng};
 use tokio::task::JoinHandle;
@@ -50,7 +50,7 @@ fn keyring_of(seed: u64) -> Option<Keyring> {
     Some(Keyring::new(recipients, vec![IDENTITY.clone()]))
 }
 
-/// What all machines reach.
+/// What all machines share.
 #[derive(Clone)]
 pub struct Cloud {
     pub world: Arc<World>,
@@ -67,7 +67,7 @@ impl Cloud {
         let keyring = keyring_of(seed);
         let identity = keyring.is_some().then(|| IDENTITY.clone());
         let bucket = Bucket::new(honors_conditions, identity);
-        let encryption = EncryptionPolicy::new(keyring.unwrap_or_default());
+        let encryption = EncryptionPolicy::new(keyring.unwrap_or_default(), PlaintextReads::Accept);
         let profile = Arc::new(ClaudeCode::new(ClaudeCode::NAME.parse().expect("plain")));
         Cloud {
             world,
@@ -85,7 +85,7 @@ impl Cloud {
         lifetime: &Arc<ProcessLifetime>,
         clock: Arc<HostClock>,
     ) -> (Logs, Arc<Session>) {
-        let way = Connection {
+        let connection = Connection {
             bucket: self.bucket.clone(),
             world: self.world.clone(),
             lifetime: lifetime.clone(),
@@ -99,7 +99,7 @@ impl Cloud {
             self.seed,
             1000 + lifetime.number,
         )));
-        let store = Arc::new(RetryingReads::new(Arc::new(way), rng.clone()));
+        let store = Arc::new(RetryingReads::new(Arc::new(connection), rng.clone()));
         let fence = Arc::new(Fencing::new(FencingPolicy::Auto, index.clone(), true));
         (self.logs_of(store, fence, clock, rng), index)
     }
@@ -144,7 +144,7 @@ pub enum Process {
         task: JoinHandle<Result<RestoreReport>>,
         before: Files,
     },
-    /// The final flush. The handle stays until it has ended: a streamer that nobody can ask any more spins.
+    /// The final flush. The handle stays until it has ended: a streamer without a handle spins.
     Ending {
         lifetime: Arc<ProcessLifetime>,
         task: JoinHandle<()>,
@@ -162,7 +162,7 @@ impl Process {
     }
 }
 
-/// Finds out whether an earlier life wrote what the index has not heard of.
+/// Queues entries of an earlier process that the index has not received.
 async fn find_stale(
     queue: Arc<IndexQueue>,
     index: Arc<dyn Index>,
@@ -183,9 +183,9 @@ pub struct Machine {
     pub disk: Arc<Disk>,
     pub agent: Agent,
     /// The agent has exited.
-    pub agent_gone: bool,
+    pub has_agent_exited: bool,
     pub process: Option<Process>,
-    /// The next life ends at this step.
+    /// The next process crashes at this step.
     armed: Option<(u64, bool)>,
 }
 
@@ -195,7 +195,7 @@ impl Machine {
         Machine {
             disk,
             agent: Agent::default(),
-            agent_gone: false,
+            has_agent_exited: false,
             process: None,
             armed: None,
         }
@@ -205,7 +205,7 @@ impl Machine {
         self.disk.volume
     }
 
-    /// Ends the process at one of its next steps, or at one of the next process's.
+    /// Crashes the process at one of its next steps, or the next process if none runs.
     pub fn crash_in(&mut self, steps: u64, after: bool) {
         match &self.process {
             Some(process) => process.lifetime().crash_in(steps, after),
@@ -216,11 +216,11 @@ impl Machine {
     pub fn disarm(&mut self) {
         self.armed = None;
         if let Some(process) = &self.process {
-            process.lifetime().never_mind_the_crash();
+            process.lifetime().cancel_crash();
         }
     }
 
-    fn new_life(&mut self, number: u64) -> Arc<ProcessLifetime> {
+    fn start_process(&mut self, number: u64) -> Arc<ProcessLifetime> {
         let lifetime = Arc::new(ProcessLifetime::new(number, self.volume()));
         if let Some((steps, after)) = self.armed.take() {
             lifetime.crash_in(steps, after);
@@ -238,11 +238,11 @@ impl Machine {
 
     /// Starts a daemon, as `daemon/service.rs` does.
     pub fn start(&mut self, cloud: &Cloud, number: u64) {
-        let lifetime = self.new_life(number);
+        let lifetime = self.start_process(number);
         let (logs, index) = cloud.logs(&lifetime, self.disk.clock.clone());
         let directory = self.mount(cloud, &lifetime);
         let hints = Arc::new(EventBuffer::default());
-        let context = capture::Context {
+        let context = capture::CaptureContext {
             directory: directory.clone(),
             profile: cloud.profile.clone(),
             logs: logs.clone(),
@@ -255,12 +255,12 @@ impl Machine {
         };
         let index_queue = context.index_queue.clone();
         let compaction_queue = context.compaction_queue.clone();
-        self.disk.watched_by(Some(hints.clone()));
+        self.disk.set_watcher(Some(hints.clone()));
         let root: PathBuf = self.disk.root();
         let Ok(handle) =
             Streamer::start(context, root, hints, Box::new(SimWatch(self.disk.clone())))
         else {
-            return self.disk.watched_by(None);
+            return self.disk.set_watcher(None);
         };
         let follower = Indexer {
             queue: index_queue.clone(),
@@ -286,9 +286,9 @@ impl Machine {
     /// Takes the session over.
     pub fn restore(&mut self, cloud: &Cloud, number: u64) {
         let before = self.disk.files();
-        let lifetime = self.new_life(number);
+        let lifetime = self.start_process(number);
         let (logs, _) = cloud.logs(&lifetime, self.disk.clock.clone());
-        let context = restore::Context {
+        let context = restore::RestoreContext {
             directory: self.mount(cloud, &lifetime),
             profile: cloud.profile.clone(),
             logs,
@@ -309,7 +309,7 @@ impl Machine {
         });
     }
 
-    /// The agent is gone: the final flush, which gives up after ten seconds.
+    /// The agent has exited: runs the final flush, with a deadline of ten seconds.
     pub fn finish(&mut self) {
         match self.process.take() {
             Some(Process::Daemon {
@@ -332,9 +332,9 @@ impl Machine {
         }
     }
 
-    /// The process is gone, from one moment to the next.
+    /// Kills the process without warning.
     pub fn kill(&mut self) {
-        self.disk.watched_by(None);
+        self.disk.set_watcher(None);
         let Some(process) = self.process.take() else {
             return;
         };
@@ -342,7 +342,7 @@ impl Machine {
         match process {
             Process::Daemon { tasks, .. } => tasks.iter().for_each(JoinHandle::abort),
             Process::Restore { task, .. } => task.abort(),
-            // It ends by itself at its deadline, without any effect.
+            // It ends at its deadline, without any effect.
             Process::Ending { tasks, .. } => tasks.iter().for_each(JoinHandle::abort),
         }
     }

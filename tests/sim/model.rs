@@ -59,7 +59,7 @@ impl Reader {
         Ok(found)
     }
 
-    /// Every entry of the log, by number.
+    /// Every entry of the log, by seq.
     pub fn main(
         &mut self,
         objects: &Objects,
@@ -102,12 +102,12 @@ pub fn path_to(all: &BTreeMap<Seq, Written>, last: Seq) -> Result<Vec<Written>, 
     while at > 0 {
         let written = all
             .get(&at)
-            .ok_or_else(|| format!("entry {at} is missing and nothing passes over it"))?;
+            .ok_or_else(|| format!("entry {at} is missing and no entry skips it"))?;
         if let Some(next) = path.last()
             && next.entry.header.prev_digest != Some(written.entry.digest)
         {
             return Err(format!(
-                "entry {} does not name entry {at} by its digest",
+                "entry {} does not have the digest of entry {at}",
                 next.entry.header.seq
             ));
         }
@@ -118,25 +118,26 @@ pub fn path_to(all: &BTreeMap<Seq, Written>, last: Seq) -> Result<Vec<Written>, 
     Ok(path)
 }
 
-/// One writer at a time: a claim begins a writer's entries, and behind a foreign claim it never writes again.
+/// Checks that there is one writer at a time: a claim starts a writer's entries, and a fenced
+/// writer never writes again.
 pub fn one_writer_at_a_time(path: &[Written]) -> Result<(), String> {
-    let mut holder: Option<&WriterId> = None;
-    let mut past: Vec<&WriterId> = Vec::new();
+    let mut owner: Option<&WriterId> = None;
+    let mut fenced: Vec<&WriterId> = Vec::new();
     for written in path {
         let header = &written.entry.header;
         match header.kind {
             EntryKind::Claim => {
-                past.extend(holder.replace(&header.writer));
-                if past.contains(&&header.writer) {
+                fenced.extend(owner.replace(&header.writer));
+                if fenced.contains(&&header.writer) {
                     return Err(format!(
                         "entry {}: writer {} claims again after it was fenced",
                         header.seq, header.writer
                     ));
                 }
             }
-            EntryKind::Delta if holder != Some(&header.writer) => {
+            EntryKind::Delta if owner != Some(&header.writer) => {
                 return Err(format!(
-                    "entry {}: writer {} writes while {holder:?} holds the session",
+                    "entry {}: writer {} writes while {owner:?} owns the session",
                     header.seq, header.writer
                 ));
             }
@@ -153,7 +154,7 @@ pub fn one_writer_at_a_time(path: &[Written]) -> Result<(), String> {
     Ok(())
 }
 
-/// Takes one more entry in.
+/// Applies one entry to the files.
 pub fn apply(files: &mut Files, entry: &Entry) -> Result<(), String> {
     if entry.header.resets_log() {
         files.clear();
@@ -167,7 +168,7 @@ pub fn apply(files: &mut Files, entry: &Entry) -> Result<(), String> {
         let file = files.entry(part.path.to_string()).or_default();
         if part.start > file.len() as u64 {
             return Err(format!(
-                "entry {}: {} has {} bytes and goes on at {}",
+                "entry {}: {} has {} bytes and continues at {}",
                 entry.header.seq,
                 part.path,
                 file.len(),

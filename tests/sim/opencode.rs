@@ -33,13 +33,12 @@ use super::disk::{Events, Mount};
 use super::machine::{Cloud, Machine, Process};
 use super::process::ProcessLifetime;
 use super::rng::SeededRng;
+use super::run::PATIENCE;
 use super::world::{FaultConditions, World};
 
 /// Number of seeds of a plain `cargo test`.
 const SEEDS: u64 = 1_500;
 const STEPS: usize = 60;
-/// Maximum time for an operation without faults: a few steps of the longest backoff.
-const PATIENCE: Duration = Duration::from_secs(120);
 
 const SESSIONS: usize = 0;
 const MESSAGES: usize = 1;
@@ -351,7 +350,7 @@ impl Run {
                 .machine
                 .process
                 .as_ref()
-                .is_none_or(|process| process.lifetime().is_dead())
+                .is_none_or(|process| process.lifetime().is_killed())
             {
                 self.restart();
             }
@@ -485,7 +484,12 @@ impl Run {
     }
 }
 
-fn simulate(seed: u64, traced: bool) -> (Result<(u64, u64), String>, Vec<String>) {
+/// Runs the seeds in order; returns the first one that fails, and why.
+pub fn first_failure(seeds: u64) -> Option<(u64, String)> {
+    (0..seeds).find_map(|seed| Some((seed, simulate(seed, false).0.err()?)))
+}
+
+pub fn simulate(seed: u64, traced: bool) -> (Result<(u64, u64), String>, Vec<String>) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .start_paused(true)

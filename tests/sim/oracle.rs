@@ -9,33 +9,34 @@ use std::collections::BTreeMap;
 use sessiond::model::{Digest, EntryKind, LogId, Seq, WriterId};
 
 use super::bucket::Objects;
-use super::history::{Files, Version, holds_each_file_of, new_bytes, newest_match};
+use super::history::{Files, Version, contains_files_of, new_bytes, newest_match};
 use super::model::{Reader, Written, apply, one_writer_at_a_time, path_to};
 
 /// A version that `flush` called durable.
 #[derive(Debug, Clone)]
 pub struct Ack {
     pub version: u64,
-    /// The entry it was said to end with.
+    /// The head that the flush reported.
     pub head: Seq,
-    /// The branch it is on; none on the log itself.
+    /// The branch; none for the main log.
     pub branch: Option<WriterId>,
 }
 
-/// What the bucket amounts to by the rules: compared with what a restore makes of it.
+/// The content of the bucket by the format rules; a restore must give the same.
 #[derive(Default)]
 pub struct Expected {
-    /// What the log holds; none if there is none, or it was removed.
+    /// The files of the log; none if there is no log or it was removed.
     pub main: Option<Files>,
     pub removed: bool,
     pub branches: BTreeMap<WriterId, Files>,
 }
 
-/// Knows what was written and what was promised.
+/// Records every version on the volumes and every acknowledgment, and checks the bucket against
+/// them.
 pub struct Oracle {
     id: LogId,
-    /// Whether every number must be there: where the database fences, a reserved one may be passed over.
-    no_number_is_passed_over: bool,
+    /// Whether the seqs must have no gaps. With a database fence, a reserved seq may stay unused.
+    has_contiguous_seqs: bool,
     histories: BTreeMap<u64, Vec<Version>>,
     versions: u64,
     acks: Vec<Ack>,
@@ -43,10 +44,10 @@ pub struct Oracle {
 }
 
 impl Oracle {
-    pub fn new(id: LogId, no_number_is_passed_over: bool) -> Oracle {
+    pub fn new(id: LogId, has_contiguous_seqs: bool) -> Oracle {
         Oracle {
             id,
-            no_number_is_passed_over,
+            has_contiguous_seqs,
             histories: BTreeMap::new(),
             versions: 0,
             acks: Vec::new(),
@@ -54,8 +55,8 @@ impl Oracle {
         }
     }
 
-    /// The volume looks like this now; answers the number of the version.
-    pub fn saw(&mut self, volume: u64, files: Files) -> u64 {
+    /// Records the files of a volume. Returns the number of the version.
+    pub fn record_version(&mut self, volume: u64, files: Files) -> u64 {
         let history = self.histories.entry(volume).or_default();
         let version = Version::following(history.last(), self.versions + 1, files);
         if let Some(last) = history.last()
@@ -77,17 +78,17 @@ impl Oracle {
         self.histories.get(&volume)?.last()
     }
 
-    pub fn acknowledged(&mut self, ack: Ack) {
+    pub fn record_ack(&mut self, ack: Ack) {
         self.acks.push(ack);
     }
 
-    /// The session was deleted for good: what was promised of it is void.
-    pub fn forget(&mut self) {
+    /// Discards all acknowledgments: the session was deleted completely.
+    pub fn reset(&mut self) {
         self.acks.clear();
     }
 
-    /// Whether there is anything in a version that can be in a log.
-    fn has_whole_lines(&self, version: u64) -> bool {
+    /// Whether a version has bytes that a log can contain.
+    fn has_complete_lines(&self, version: u64) -> bool {
         let found = self
             .histories
             .values()
@@ -104,7 +105,7 @@ impl Oracle {
         let last = main.last_key_value().map_or(0, |(seq, _)| *seq);
         let path = path_to(&main, last)?;
         let first = path.first().map_or(0, |first| first.entry.header.seq);
-        if self.no_number_is_passed_over && path.len() != main.range(first..).count() {
+        if self.has_contiguous_seqs && path.len() != main.range(first..).count() {
             return Err(format!(
                 "the log has {} entries and only {} are linked",
                 main.len(),
@@ -112,15 +113,15 @@ impl Oracle {
             ));
         }
         one_writer_at_a_time(&path)?;
-        self.is_uploaded_once(&main, &branches)?;
-        let anew = path
+        self.check_upload_volume(&main, &branches)?;
+        let reset_seq = path
             .iter()
             .rev()
             .find(|written| written.entry.header.resets_log())
             .map_or(0, |written| written.entry.header.seq);
-        // What was acknowledged before the session was removed and begun anew is history.
+        // Acknowledgments from before the log was removed and reset are no longer valid.
         self.acks
-            .retain(|ack| ack.branch.is_some() || ack.head > anew);
+            .retain(|ack| ack.branch.is_some() || ack.head > reset_seq);
         if main
             .values()
             .any(|written| written.entry.header.kind == EntryKind::Purge)
@@ -137,7 +138,7 @@ impl Oracle {
             .filter(|ack| ack.branch.is_none())
             .map(|ack| ack.version)
             .collect();
-        let held = self.is_sound("the log", &path, &promised)?;
+        let held = self.check_history("the log", &path, &promised)?;
         expected.removed = path
             .last()
             .is_some_and(|last| last.entry.header.kind.is_removal());
@@ -149,14 +150,14 @@ impl Oracle {
                 .iter()
                 .filter(|ack| ack.branch.as_ref() == Some(&writer))
                 .map(|ack| ack.version);
-            let held = self.is_sound(
+            let held = self.check_history(
                 &format!("branch {writer}"),
                 &path,
                 &promised.collect::<Vec<_>>(),
             )?;
             expected.branches.insert(writer, held);
         }
-        let gone = |ack: &&Ack| {
+        let has_no_branch = |ack: &&Ack| {
             ack.branch
                 .as_ref()
                 .is_some_and(|writer| !expected.branches.contains_key(writer))
@@ -164,18 +165,18 @@ impl Oracle {
         let lost = self
             .acks
             .iter()
-            .filter(gone)
-            .find(|ack| self.has_whole_lines(ack.version));
+            .filter(has_no_branch)
+            .find(|ack| self.has_complete_lines(ack.version));
         match lost {
             Some(ack) => Err(format!(
-                "version {} was acknowledged on a branch that is not there",
+                "version {} was acknowledged on a branch that does not exist",
                 ack.version
             )),
             None => Ok(expected),
         }
     }
 
-    /// What the log amounts to at an entry.
+    /// The files of the log at an entry.
     pub fn at(&mut self, objects: &Objects, seq: Seq) -> Result<Files, String> {
         let main = self.reader.main(objects, &self.id)?;
         let mut files = Files::new();
@@ -185,22 +186,23 @@ impl Oracle {
         Ok(files)
     }
 
-    /// What the log amounts to at an entry, if it is one that the log is made of.
-    pub fn passes(&mut self, objects: &Objects, seq: Seq) -> Result<Option<Files>, String> {
+    /// The files of the log at an entry; none if the entry is not on the log's path.
+    pub fn find_files_at(&mut self, objects: &Objects, seq: Seq) -> Result<Option<Files>, String> {
         let main = self.reader.main(objects, &self.id)?;
         let last = main.last_key_value().map_or(0, |(seq, _)| *seq);
         let path = path_to(&main, last)?;
-        let on_it = |written: &Written| {
+        let is_match = |written: &Written| {
             written.entry.header.seq == seq && !written.entry.header.kind.is_removal()
         };
-        if path.iter().any(on_it) {
+        if path.iter().any(is_match) {
             self.at(objects, seq).map(Some)
         } else {
             Ok(None)
         }
     }
 
-    /// Every entry that the index should know: the log's, then the branches' by writer.
+    /// Every entry that the index should have: those of the log, then those of the branches by
+    /// writer.
     pub fn entries(
         &mut self,
         objects: &Objects,
@@ -231,47 +233,54 @@ impl Oracle {
             .sum())
     }
 
-    /// However often a write is tried again: what is stored of a volume is what was new on it, and all of its files once more
-    /// only where it took the session over or began a branch, for which it may not know what the log holds.
-    fn is_uploaded_once(
+    /// Checks that retries do not store bytes twice. A volume uploads its new bytes, and all its
+    /// files again only after a takeover or at the start of a branch, where it may not know the
+    /// content of the log.
+    fn check_upload_volume(
         &self,
         main: &BTreeMap<Seq, Written>,
         branches: &BTreeMap<WriterId, BTreeMap<Seq, Written>>,
     ) -> Result<(), String> {
         for (volume, history) in &self.histories {
             let by = |entries: &BTreeMap<Seq, Written>| -> (u64, u64) {
-                let ours: Vec<&Written> = entries
+                let own: Vec<&Written> = entries
                     .values()
                     .filter(|written| written.author == *volume)
                     .collect();
-                let claims = ours
+                let claims = own
                     .iter()
                     .filter(|written| written.entry.header.kind == EntryKind::Claim)
                     .count();
                 (
-                    ours.iter()
+                    own.iter()
                         .map(|written| written.entry.header.body_len())
                         .sum(),
                     claims as u64,
                 )
             };
-            let (mut stored, mut anew) = by(main);
+            let (mut stored, mut full_uploads) = by(main);
             for (bytes, _) in branches.values().map(by).filter(|(bytes, _)| *bytes > 0) {
-                (stored, anew) = (stored + bytes, anew + 1);
+                (stored, full_uploads) = (stored + bytes, full_uploads + 1);
             }
             let all = history.iter().map(Version::size).max().unwrap_or(0);
-            let most = new_bytes(history) + all * anew;
-            if stored > most {
+            let max = new_bytes(history) + all * full_uploads;
+            if stored > max {
                 return Err(format!(
-                    "{stored} bytes of volume {volume} are stored, and at most {most} were new or taken over ({anew} times)"
+                    "{stored} bytes of volume {volume} are stored, expected at most {max} (with {full_uploads} full uploads)"
                 ));
             }
         }
         Ok(())
     }
 
-    /// Whether what these entries amount to is a version of their writers' history that holds all that was promised.
-    fn is_sound(&self, what: &str, path: &[Written], promised: &[u64]) -> Result<Files, String> {
+    /// Checks that the content of these entries is a version of their writers' history, and that it
+    /// has every acknowledged version.
+    fn check_history(
+        &self,
+        what: &str,
+        path: &[Written],
+        promised: &[u64],
+    ) -> Result<Files, String> {
         let mut chain: Vec<&Version> = Vec::new();
         let mut held = Files::new();
         let mut author = None;
@@ -282,7 +291,7 @@ impl Oracle {
                 author = None;
                 continue;
             }
-            // Who removes a session has no files of its own.
+            // The process that removes a session has no files.
             if written.entry.header.kind.is_removal() {
                 continue;
             }
@@ -293,7 +302,7 @@ impl Oracle {
                     None if held.is_empty() => chain.clear(),
                     None => {
                         return Err(format!(
-                            "{what} before entry {} is no cut of its writer's history",
+                            "{what} before entry {} is no version of its writer's history",
                             written.entry.header.seq
                         ));
                     }
@@ -302,21 +311,21 @@ impl Oracle {
             }
             apply(&mut held, &written.entry)?;
         }
-        names_only_what_is_there(what, &held)?;
+        check_tool_references(what, &held)?;
         let at = newest_match(&held, &chain);
         if at.is_none() && !held.is_empty() {
             return Err(format!(
-                "{what} is no cut of its writers' history: {}",
+                "{what} is no version of its writers' history: {}",
                 describe(&held, &chain)
             ));
         }
-        let kept = &chain[..at.map_or(0, |at| at + 1)];
+        let versions = &chain[..at.map_or(0, |at| at + 1)];
         for version in promised {
-            let found = kept.iter().position(|known| known.number == *version);
-            if !found.is_some_and(|at| holds_each_file_of(&held, kept, at)) {
+            let found = versions.iter().position(|known| known.number == *version);
+            if !found.is_some_and(|at| contains_files_of(&held, versions, at)) {
                 return Err(format!(
                     "{what} lost version {version}, which was acknowledged; it is at {:?}",
-                    kept.last().map(|last| last.number)
+                    versions.last().map(|last| last.number)
                 ));
             }
         }
@@ -352,8 +361,9 @@ fn branch_path(
     }
 }
 
-/// A tool result that a line of the transcript names was written before the line, so it is in the same cut.
-fn names_only_what_is_there(what: &str, held: &Files) -> Result<(), String> {
+/// Checks that each tool result that a transcript refers to is present: it was written before the
+/// line that refers to it.
+fn check_tool_references(what: &str, held: &Files) -> Result<(), String> {
     const NAMES: &[u8] = b"\"ref\":\"";
     for bytes in held
         .iter()
@@ -370,7 +380,7 @@ fn names_only_what_is_there(what: &str, held: &Files) -> Result<(), String> {
                 .unwrap_or_default();
             let name = format!("/tool-results/{}", String::from_utf8_lossy(name));
             if line.ends_with(b"}") && !held.keys().any(|path| path.ends_with(&name)) {
-                return Err(format!("{what} names {name} and does not hold it"));
+                return Err(format!("{what} refers to {name} and does not contain it"));
             }
         }
     }
@@ -394,7 +404,7 @@ fn describe(held: &Files, chain: &[&Version]) -> String {
         )
     });
     format!(
-        "it holds {}; the last is {}",
+        "it has {}; the last version is {}",
         held.join(", "),
         last.unwrap_or_default()
     )

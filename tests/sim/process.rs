@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
-/// A step after which nothing follows: just before its effect, or just behind it.
+/// The step at which a process crashes: just before its effect, or just after it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Crash {
     pub step: u64,
@@ -18,20 +18,20 @@ pub struct Crash {
 }
 
 #[derive(Default)]
-struct LogState {
-    dead: bool,
+struct ProcessState {
+    is_dead: bool,
     paused: bool,
     steps: u64,
     crash: Option<Crash>,
 }
 
-/// One life of a process.
+/// One process, from its start to its end.
 pub struct ProcessLifetime {
-    /// Which life of the world this is.
+    /// The number of the process in its world.
     pub number: u64,
     /// The volume it works on.
     pub volume: u64,
-    state: Mutex<LogState>,
+    state: Mutex<ProcessState>,
     woken: Notify,
 }
 
@@ -45,11 +45,11 @@ impl ProcessLifetime {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, LogState> {
+    fn state(&self) -> MutexGuard<'_, ProcessState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends it at one of its next steps; the next is 1.
+    /// Crashes it at one of its next steps; the next is 1.
     pub fn crash_in(&self, steps: u64, after: bool) {
         let mut state = self.state();
         state.crash = Some(Crash {
@@ -58,16 +58,16 @@ impl ProcessLifetime {
         });
     }
 
-    pub fn never_mind_the_crash(&self) {
+    pub fn cancel_crash(&self) {
         self.state().crash = None;
     }
 
     pub fn kill(&self) {
-        self.state().dead = true;
+        self.state().is_dead = true;
     }
 
-    pub fn is_dead(&self) -> bool {
-        self.state().dead
+    pub fn is_killed(&self) -> bool {
+        self.state().is_dead
     }
 
     pub fn pause(&self) {
@@ -79,53 +79,53 @@ impl ProcessLifetime {
         self.woken.notify_waiters();
     }
 
-    /// Begins a step; none if there is no more.
+    /// Begins a step; none if the process is dead.
     pub fn begin(&self) -> Option<u64> {
         let mut state = self.state();
         state.steps += 1;
         let step = state.steps;
         if state.crash == Some(Crash { step, after: false }) {
-            state.dead = true;
+            state.is_dead = true;
         }
-        (!state.dead).then_some(step)
+        (!state.is_dead).then_some(step)
     }
 
-    /// Ends a step; false if it was the last.
+    /// Ends a step; false if the process is dead.
     pub fn end(&self, step: u64) -> bool {
         let mut state = self.state();
         if state.crash == Some(Crash { step, after: true }) {
-            state.dead = true;
+            state.is_dead = true;
         }
-        !state.dead
+        !state.is_dead
     }
 
-    /// Begins a request.
+    /// Begins a request. Never returns if the process is dead.
     pub async fn enter(&self) -> u64 {
         match self.begin() {
             Some(step) => {
-                self.awake().await;
+                self.wait_while_paused().await;
                 step
             }
             None => pending().await,
         }
     }
 
-    /// Brings the answer of a request.
+    /// Ends a request. Never returns if the process is dead.
     pub async fn leave(&self, step: u64) {
         if !self.end(step) {
             pending::<()>().await;
         }
-        self.awake().await;
+        self.wait_while_paused().await;
     }
 
-    async fn awake(&self) {
+    async fn wait_while_paused(&self) {
         loop {
             let woken = self.woken.notified();
-            let (dead, paused) = {
+            let (is_dead, paused) = {
                 let state = self.state();
-                (state.dead, state.paused)
+                (state.is_dead, state.paused)
             };
-            if dead {
+            if is_dead {
                 pending::<()>().await;
             }
             if !paused {
@@ -135,8 +135,8 @@ impl ProcessLifetime {
         }
     }
 
-    /// What a call on local files answers that is not reached any more.
-    pub fn gone() -> io::Error {
-        io::Error::other("the process is gone")
+    /// The error of a call on local files by a killed process.
+    pub fn killed_error() -> io::Error {
+        io::Error::other("the process was killed")
     }
 }

@@ -5,52 +5,53 @@ use sessiond::model::{LogId, keys};
 use sessiond::restore::{FileAction, FilePlan, RestoreReport};
 
 use super::bucket::{Objects, Stored};
-use super::history::{Files, in_project, whole_lines};
+use super::history::{Files, complete_lines_len, in_project};
 
 fn cut(path: &str, bytes: &[u8]) -> usize {
     if path.ends_with(".jsonl") {
-        whole_lines(bytes)
+        complete_lines_len(bytes)
     } else {
         bytes.len()
     }
 }
 
-/// The files in place are what the log holds at the restored entry, up to the last whole line.
-pub fn is_the_log(
+/// Checks that the files on disk are those of the log at the restored entry, up to the last
+/// complete line.
+pub fn check_restored_files(
     report: &RestoreReport,
     held: &Files,
     before: &Files,
     placed: &Files,
 ) -> Result<(), String> {
     for (path, bytes) in held {
-        // Where the agent has moved the session meanwhile, it is there.
+        // The agent may have moved the session to another project since.
         let moved = |plan: &&FilePlan| {
             in_project(path).is_some() && in_project(plan.path.as_str()) == in_project(path)
         };
         let exact = report.files.iter().find(|plan| plan.path.as_str() == path);
         let Some(plan) = exact.or_else(|| report.files.iter().find(moved)) else {
-            // Our own volume, of which nothing needed to be read.
+            // The writer's own volume: nothing had to be read.
             if report.objects == 0 {
                 continue;
             }
-            return Err(format!("a restore says nothing of {path}"));
+            return Err(format!("the restore report lacks {path}"));
         };
-        let whole = &bytes[..cut(path, bytes)];
+        let complete = &bytes[..cut(path, bytes)];
         let path = plan.path.as_str();
-        let there = placed.get(path);
-        let right = match plan.action {
-            FileAction::Write | FileAction::Replace => there.is_some_and(|there| there == whole),
-            // An earlier attempt of the same restore may have put it there.
+        let found = placed.get(path);
+        let is_correct = match plan.action {
+            FileAction::Write | FileAction::Replace => found.is_some_and(|found| found == complete),
+            // An earlier attempt of the same restore may have written it.
             FileAction::Keep => {
-                there.is_some_and(|there| there == whole || Some(there) == before.get(path))
+                found.is_some_and(|found| found == complete || Some(found) == before.get(path))
             }
             FileAction::Superseded => true,
-            FileAction::Aside => there.is_none(),
+            FileAction::Aside => found.is_none(),
             FileAction::Conflict => false,
         };
-        if !right {
+        if !is_correct {
             return Err(format!(
-                "a restore put another {path} in place than the log holds ({:?})",
+                "a restore wrote another {path} than the log has ({:?})",
                 plan.action
             ));
         }
@@ -58,13 +59,14 @@ pub fn is_the_log(
     Ok(())
 }
 
-/// Restore plus continue is never having died: what was there is there, and the transcript goes on behind it.
-pub fn goes_on(before: &Files, now: &Files) -> Result<(), String> {
+/// Checks that every file of the log is still a prefix of the current one after a restore and more
+/// lines.
+pub fn check_continuation(before: &Files, now: &Files) -> Result<(), String> {
     for (path, bytes) in before {
-        let kept = now
+        let is_kept = now
             .get(path)
             .is_some_and(|now| now.starts_with(&bytes[..cut(path, bytes)]));
-        if !kept {
+        if !is_kept {
             return Err(format!(
                 "{path} is not what it was before a restore and two more lines"
             ));
@@ -73,27 +75,28 @@ pub fn goes_on(before: &Files, now: &Files) -> Result<(), String> {
     Ok(())
 }
 
-/// After a restore only what is new is shipped, whatever the size of the session.
-pub fn only_what_is_new(placed: &Files, now: &Files, shipped: u64) -> Result<(), String> {
+/// Checks that only new bytes are uploaded after a restore, whatever the size of the session.
+pub fn check_uploaded_bytes(placed: &Files, now: &Files, raw_bytes: u64) -> Result<(), String> {
     let size = |files: &Files| files.values().map(|bytes| bytes.len() as u64).sum::<u64>();
     let new = size(now) - size(placed);
-    if shipped == new {
+    if raw_bytes == new {
         Ok(())
     } else {
         Err(format!(
-            "{new} bytes are new after a restore, and {shipped} were shipped"
+            "{new} bytes are new after a restore, and {raw_bytes} were uploaded"
         ))
     }
 }
 
-/// The bucket with one byte of the last entry changed, and everything but the file's digest in order.
-pub fn rotten(objects: &Objects, id: &LogId) -> Option<Objects> {
+/// Returns the bucket with one changed byte in the last entry. Only the digest of the file is
+/// wrong.
+pub fn with_damaged_entry(objects: &Objects, id: &LogId) -> Option<Objects> {
     let directory = keys::entries_dir(id);
     let (key, stored) = objects
         .iter()
         .rfind(|(key, _)| key.starts_with(&directory))?;
     let entry = decode(key, &stored.bytes).ok()?;
-    // What another object stands for is not read.
+    // An entry that a compacted segment covers is not read.
     let ends = |key: &String| {
         keys::merge_range(key)
             .map(|(_, to)| to)
@@ -109,19 +112,19 @@ pub fn rotten(objects: &Objects, id: &LogId) -> Option<Objects> {
     let mut body = entry.body.clone();
     *body.first_mut()? ^= 1;
     let bytes = encode(entry.header, &[body]).ok()?.bytes;
-    let mut rotten = objects.clone();
-    rotten.insert(
+    let mut damaged = objects.clone();
+    damaged.insert(
         key.clone(),
         Stored {
             bytes,
             ..stored.clone()
         },
     );
-    Some(rotten)
+    Some(damaged)
 }
 
-/// What files are in a session that begins with another's.
-pub fn under_another_id(files: &Files, from: &LogId, to: &LogId) -> Files {
+/// Returns the files of a fork: the session ID is replaced.
+pub fn rename_session(files: &Files, from: &LogId, to: &LogId) -> Files {
     let (from, to) = (from.name.to_string(), to.name.to_string());
     let file = |(path, bytes): (&String, &Vec<u8>)| {
         let bytes = match path.ends_with(".jsonl") || path.ends_with(".json") {

@@ -11,7 +11,7 @@ pub struct SeededRng(u64);
 impl SeededRng {
     /// The sequence of a seed for one purpose.
     pub fn new(seed: u64, purpose: u64) -> SeededRng {
-        // Stirred twice: two purposes of one seed must not give the same numbers, only later.
+        // Mixed twice: the sequences of two purposes of one seed must not overlap.
         let seed = SeededRng(seed).next();
         SeededRng(SeededRng(seed ^ purpose).next())
     }
@@ -24,14 +24,14 @@ impl SeededRng {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below `most`, which is not 0.
-    pub fn below(&mut self, most: u64) -> u64 {
-        self.next() % most
+    /// A number below `limit`, which is not 0.
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit
     }
 
-    /// Whether something happens that happens so often in a hundred.
-    pub fn percent(&mut self, of: u8) -> bool {
-        of > 0 && self.below(100) < u64::from(of)
+    /// True with this probability in percent.
+    pub fn percent(&mut self, probability: u8) -> bool {
+        probability > 0 && self.below(100) < u64::from(probability)
     }
 
     pub fn coin(&mut self) -> bool {
@@ -39,7 +39,7 @@ impl SeededRng {
     }
 }
 
-/// The chance that one process has.
+/// The random numbers of one process.
 pub struct ProcessRng(Mutex<SeededRng>);
 
 impl ProcessRng {

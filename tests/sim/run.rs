@@ -22,22 +22,23 @@ use super::process::ProcessLifetime;
 use super::rng::{ProcessRng, SeededRng};
 use super::schedule::{Action, Schedule};
 use super::tables::Tables;
-use super::upkeep::{Kept, Upkeep};
+use super::upkeep::{ProtectedPoint, Upkeep};
 use super::world::{FaultConditions, HostClock, World};
 
-/// Once the faults have stopped, everything is durable within this: a few steps of the longest back-off.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Maximum time until everything is durable after the faults stop: a few steps of the longest
+/// backoff.
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What a flush answered: the version it was asked about, and where it is.
-type Answer = (u64, sessiond::error::Result<FlushReport>);
+/// The reply to a flush: the version on disk at the request, and the report.
+type Reply = (u64, sessiond::error::Result<FlushReport>);
 
-/// What a run amounts to.
+/// Counters of a run.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Outcome {
     pub acks: u64,
     pub restores: u64,
     pub entries: u64,
-    /// Processes that ended at a step.
+    /// Processes that crashed at a step.
     pub crashes: u64,
 }
 
@@ -45,7 +46,7 @@ pub struct Outcome {
 #[derive(Debug)]
 pub struct Violation {
     pub what: String,
-    /// The action behind which it was seen; the number of actions if in the end.
+    /// The action after which it was detected; the number of actions if after the last one.
     pub at: usize,
 }
 
@@ -54,25 +55,25 @@ pub struct Run {
     cloud: Cloud,
     machines: Vec<Machine>,
     oracle: Oracle,
-    agents_dice: SeededRng,
-    lives: u64,
+    agent_rng: SeededRng,
+    lifetimes: u64,
     volumes: u64,
     checked: Option<u64>,
     upkeeps: Vec<Upkeep>,
-    /// The last entry of the log that somebody was told of.
-    acknowledged: Seq,
-    forgotten: u64,
-    /// Chores that somebody asked for.
-    chores: usize,
-    /// What each fork must bring.
+    /// The last acknowledged entry of the log.
+    last_acknowledged: Seq,
+    complete_deletions: u64,
+    /// Number of maintenance processes that were started.
+    task_count: usize,
+    /// The files that each fork must restore.
     forks: Vec<(LogId, Files)>,
-    /// What each entry must bring that has a name.
+    /// The files that each named checkpoint must restore.
     named: Vec<(Seq, Files)>,
-    answers: Arc<Mutex<Vec<Answer>>>,
+    replies: Arc<Mutex<Vec<Reply>>>,
     outcome: Outcome,
 }
 
-/// Runs a schedule in a world of its own; answers what happened, with the trace if wanted.
+/// Runs a schedule in its own world. Returns the outcome, and the trace if requested.
 pub fn run(schedule: &Schedule, traced: bool) -> (Result<Outcome, Violation>, Vec<String>) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
@@ -82,15 +83,19 @@ pub fn run(schedule: &Schedule, traced: bool) -> (Result<Outcome, Violation>, Ve
     tokio::task::LocalSet::new().block_on(&runtime, async {
         let world = World::new(schedule.seed, traced);
         let mut run = Run::new(&world, schedule);
-        let done = run.go(schedule).await;
+        let done = run.run_schedule(schedule).await;
         (done, world.trace())
     })
 }
 
 impl Run {
     fn new(world: &Arc<World>, schedule: &Schedule) -> Run {
-        let cloud = Cloud::new(world.clone(), !schedule.mix.lax, schedule.seed);
-        let oracle = Oracle::new(cloud.id(), !schedule.mix.lax);
+        let cloud = Cloud::new(
+            world.clone(),
+            !schedule.mix.ignores_conditions,
+            schedule.seed,
+        );
+        let oracle = Oracle::new(cloud.id(), !schedule.mix.ignores_conditions);
         let machines: Vec<Machine> = (1..=schedule.mix.machines as u64)
             .map(|volume| Machine::new(world, volume))
             .collect();
@@ -99,77 +104,80 @@ impl Run {
             cloud,
             machines,
             oracle,
-            agents_dice: SeededRng::new(schedule.seed, 3),
-            lives: 0,
+            agent_rng: SeededRng::new(schedule.seed, 3),
+            lifetimes: 0,
             checked: None,
             upkeeps: Vec::new(),
-            acknowledged: 0,
-            forgotten: 0,
-            chores: 0,
+            last_acknowledged: 0,
+            complete_deletions: 0,
+            task_count: 0,
             forks: Vec::new(),
             named: Vec::new(),
-            answers: Arc::default(),
+            replies: Arc::default(),
             outcome: Outcome::default(),
         }
     }
 
-    async fn go(&mut self, schedule: &Schedule) -> Result<Outcome, Violation> {
+    async fn run_schedule(&mut self, schedule: &Schedule) -> Result<Outcome, Violation> {
         for (at, action) in schedule.actions.iter().enumerate() {
             self.cloud.world.note(|| format!("— {at} {action:?}"));
             let step = async {
-                self.act(action);
+                self.apply_action(action);
                 let pause = match action {
                     Action::Advance { millis } => *millis,
-                    _ => self.agents_dice.below(120),
+                    _ => self.agent_rng.below(120),
                 };
-                self.pass(Duration::from_millis(pause)).await
+                self.advance_time(Duration::from_millis(pause)).await
             };
             step.await.map_err(|what| Violation { what, at })?;
         }
         self.cloud.world.note(|| "— the faults stop".to_owned());
-        self.settle().await.map_err(|what| Violation {
+        let settled = self.settle().await;
+        let encrypted = settled.and_then(|()| self.cloud.bucket.check_encryption());
+        encrypted.map_err(|what| Violation {
             what,
             at: schedule.actions.len(),
         })?;
         Ok(self.outcome)
     }
 
-    /// Lets time pass, in pieces, with a look at everything behind each.
-    async fn pass(&mut self, time: Duration) -> Result<(), String> {
+    /// Advances time in steps and checks everything after each step.
+    async fn advance_time(&mut self, time: Duration) -> Result<(), String> {
         let until = Instant::now() + time;
-        let pieces = if time > Duration::from_secs(1) { 3 } else { 1 };
-        for piece in (0..pieces).rev() {
+        let steps = if time > Duration::from_secs(1) { 3 } else { 1 };
+        for step in (0..steps).rev() {
             let left = until.saturating_duration_since(Instant::now());
-            sleep(left / (piece + 1)).await;
-            self.look().await?;
+            sleep(left / (step + 1)).await;
+            self.observe().await?;
         }
         Ok(())
     }
 
     fn lifetime(&mut self) -> u64 {
-        self.lives += 1;
-        self.lives
+        self.lifetimes += 1;
+        self.lifetimes
     }
 
-    fn saw(&mut self, on: usize) -> u64 {
+    fn record_version(&mut self, on: usize) -> u64 {
         let machine = &self.machines[on];
-        self.oracle.saw(machine.volume(), machine.disk.files())
+        self.oracle
+            .record_version(machine.volume(), machine.disk.files())
     }
 
-    fn act(&mut self, action: &Action) {
+    fn apply_action(&mut self, action: &Action) {
         match action {
             Action::Append { on, .. }
             | Action::BeginLine { on, .. }
             | Action::Rewrite { on, .. }
-            | Action::CutBack { on, .. }
+            | Action::Truncate { on, .. }
             | Action::FileMove { on }
             | Action::Tool { on }
-            | Action::Side { on, .. } => self.agent_acts(*on, action),
+            | Action::Side { on, .. } => self.run_agent_action(*on, action),
             Action::Start { on } => {
                 if self.machines[*on].process.is_none() {
                     let lifetime = self.lifetime();
                     let machine = &mut self.machines[*on];
-                    machine.agent_gone = false;
+                    machine.has_agent_exited = false;
                     machine.agent.launch(&machine.disk);
                     machine.start(&self.cloud, lifetime);
                 }
@@ -177,10 +185,10 @@ impl Run {
             Action::Flush { on } => self.flush(*on),
             Action::Finish { on } => {
                 if matches!(self.machines[*on].process, Some(Process::Daemon { .. })) {
-                    self.machines[*on].agent_gone = true;
-                    self.saw(*on);
+                    self.machines[*on].has_agent_exited = true;
+                    self.record_version(*on);
                     if let Some(version) = self.oracle.last(self.machines[*on].volume()) {
-                        version.allow_tails();
+                        version.allow_partial_lines();
                     }
                     self.machines[*on].finish();
                 }
@@ -198,11 +206,11 @@ impl Run {
             Action::CutPower { on } => {
                 self.machines[*on].kill();
                 let machine = &self.machines[*on];
-                machine.disk.cut_power(&mut self.agents_dice);
+                machine.disk.cut_power(&mut self.agent_rng);
             }
             Action::CrashIn { on, steps, after } => self.machines[*on].crash_in(*steps, *after),
-            Action::Pause { on } => self.with_life(*on, ProcessLifetime::pause),
-            Action::Wake { on } => self.with_life(*on, ProcessLifetime::wake),
+            Action::Pause { on } => self.with_lifetime(*on, ProcessLifetime::pause),
+            Action::Wake { on } => self.with_lifetime(*on, ProcessLifetime::wake),
             Action::LoseState { on } => {
                 if self.machines[*on].process.is_none() {
                     self.machines[*on].disk.lose_state();
@@ -215,21 +223,26 @@ impl Run {
             Action::Watching { on, events } => self.machines[*on].disk.set_events(*events),
             Action::FaultConditions(fault_conditions) => {
                 if fault_conditions.index_old {
-                    self.cloud.tables.copy();
+                    self.cloud.tables.freeze_copy();
                 }
                 *self.cloud.world.fault_conditions() = fault_conditions.clone();
             }
             Action::Advance { millis } => {
-                // Hours in which every write arrives and none is answered make a log of thousands of claims, which only takes time.
+                // Hours in which every write takes effect and every reply is lost produce thousands
+                // of claims, which only costs time.
                 if *millis >= 3_600_000 {
                     let mut fault_conditions = self.cloud.world.fault_conditions();
                     (fault_conditions.late, fault_conditions.after) = (0, 0);
                 }
             }
-            Action::Upkeep { chore, ends, hangs } => {
+            Action::Upkeep {
+                task_kind,
+                ends,
+                hangs,
+            } => {
                 let lifetime = self.lifetime();
                 if let Some(upkeep) =
-                    Upkeep::start(&self.cloud, lifetime, *chore, self.acknowledged)
+                    Upkeep::start(&self.cloud, lifetime, *task_kind, self.last_acknowledged)
                 {
                     if let Some((steps, after)) = ends {
                         upkeep.lifetime.crash_in(*steps, *after);
@@ -237,7 +250,7 @@ impl Run {
                     if *hangs {
                         upkeep.lifetime.pause();
                     }
-                    self.chores += 1;
+                    self.task_count += 1;
                     self.upkeeps.push(upkeep);
                 }
             }
@@ -248,22 +261,22 @@ impl Run {
         }
     }
 
-    fn with_life(&self, on: usize, act: impl Fn(&ProcessLifetime)) {
+    fn with_lifetime(&self, on: usize, call: impl Fn(&ProcessLifetime)) {
         if let Some(process) = &self.machines[on].process {
-            act(process.lifetime());
+            call(process.lifetime());
         }
     }
 
-    fn agent_acts(&mut self, on: usize, action: &Action) {
-        let rng = &mut self.agents_dice;
+    fn run_agent_action(&mut self, on: usize, action: &Action) {
+        let rng = &mut self.agent_rng;
         let Machine {
             disk,
             agent,
-            agent_gone,
+            has_agent_exited,
             process,
             ..
         } = &mut self.machines[on];
-        if *agent_gone || matches!(process, Some(Process::Restore { .. })) {
+        if *has_agent_exited || matches!(process, Some(Process::Restore { .. })) {
             return;
         }
         match action {
@@ -272,37 +285,37 @@ impl Run {
             Action::Rewrite {
                 which, in_place, ..
             } => agent.rewrite(disk, *which, *in_place, rng),
-            Action::CutBack {
+            Action::Truncate {
                 which, anywhere, ..
-            } => agent.cut_back(disk, *which, *anywhere, rng),
-            Action::FileMove { .. } => agent.move_on(disk, rng),
+            } => agent.truncate_file(disk, *which, *anywhere, rng),
+            Action::FileMove { .. } => agent.change_project(disk, rng),
             Action::Tool { .. } => {
-                let name = agent.tool(disk, rng);
-                self.saw(on);
+                let name = agent.write_tool_result(disk, rng);
+                self.record_version(on);
                 let Machine { disk, agent, .. } = &mut self.machines[on];
-                agent.name_tool(disk, &name, &mut self.agents_dice);
+                agent.name_tool(disk, &name, &mut self.agent_rng);
             }
-            Action::Side { in_place, .. } => agent.side(disk, *in_place, rng),
+            Action::Side { in_place, .. } => agent.replace_side_file(disk, *in_place, rng),
             _ => {}
         }
-        self.saw(on);
+        self.record_version(on);
     }
 
     fn flush(&mut self, on: usize) {
-        let version = self.saw(on);
+        let version = self.record_version(on);
         let Some(Process::Daemon { handle, .. }) = &self.machines[on].process else {
             return;
         };
-        let (handle, answers) = (handle.clone(), self.answers.clone());
+        let (handle, replies) = (handle.clone(), self.replies.clone());
         let session = self.cloud.id().name.session().cloned();
         tokio::spawn(async move {
-            let answer = handle.flush(session).await;
-            answers.lock().expect("no panic").push((version, answer));
+            let reply = handle.flush(session).await;
+            replies.lock().expect("no panic").push((version, reply));
         });
     }
 
-    /// Takes note of what has ended, and checks everything.
-    async fn look(&mut self) -> Result<(), String> {
+    /// Records what has ended, and checks the invariants.
+    async fn observe(&mut self) -> Result<(), String> {
         for on in 0..self.machines.len() {
             self.reap(on).await?;
         }
@@ -310,51 +323,51 @@ impl Run {
             .into_iter()
             .partition(Upkeep::has_ended);
         self.upkeeps = running;
-        let mut kept = Vec::new();
+        let mut promises = Vec::new();
         for upkeep in ended {
-            kept.extend(upkeep.end().await?);
+            promises.extend(upkeep.end().await?);
         }
-        let (forgotten, _) = self.cloud.bucket.losses();
-        if forgotten != self.forgotten {
-            self.forgotten = forgotten;
-            self.acknowledged = 0;
+        let (complete_deletions, _) = self.cloud.bucket.losses();
+        if complete_deletions != self.complete_deletions {
+            self.complete_deletions = complete_deletions;
+            self.last_acknowledged = 0;
             self.named.clear();
-            self.oracle.forget();
+            self.oracle.reset();
         }
-        for kept in kept {
-            self.keep(kept)?;
+        for promise in promises {
+            self.record_promise(promise)?;
         }
-        let answers = std::mem::take(&mut *self.answers.lock().expect("no panic"));
-        let mut promised = false;
-        for (version, answer) in answers {
-            promised |= self.answered(version, answer)?;
+        let replies = std::mem::take(&mut *self.replies.lock().expect("no panic"));
+        let mut has_promise = false;
+        for (version, reply) in replies {
+            has_promise |= self.handle_reply(version, reply)?;
         }
         let generation = self.cloud.bucket.generation();
-        if promised || self.checked != Some(generation) {
+        if has_promise || self.checked != Some(generation) {
             self.checked = Some(generation);
             self.check().await?;
         }
         Ok(())
     }
 
-    /// Somebody was told that a point stays as it was.
-    fn keep(&mut self, kept: Kept) -> Result<(), String> {
+    /// Records that a process reported a point as protected.
+    fn record_promise(&mut self, promise: ProtectedPoint) -> Result<(), String> {
         let archive = self.cloud.bucket.archive();
-        match kept {
-            Kept::ForkOrigin(id, seq) => {
+        match promise {
+            ProtectedPoint::Fork(id, seq) => {
                 self.cloud
                     .world
-                    .note(|| format!("{} begins with entry {seq}", id.name));
+                    .note(|| format!("{} is forked from entry {seq}", id.name));
                 let held = self.oracle.at(&archive, seq)?;
                 self.forks.push((
                     id.clone(),
-                    super::restored_files::under_another_id(&held, &self.cloud.id(), &id),
+                    super::restored_files::rename_session(&held, &self.cloud.id(), &id),
                 ));
             }
-            Kept::Named(name, seq) => {
+            ProtectedPoint::Checkpoint(name, seq) => {
                 self.cloud
                     .world
-                    .note(|| format!("entry {seq} is called {name}"));
+                    .note(|| format!("entry {seq} is checkpoint {name}"));
                 let held = self.oracle.at(&archive, seq)?;
                 self.named.push((seq, held));
             }
@@ -363,19 +376,19 @@ impl Run {
         Ok(())
     }
 
-    /// True if something was promised.
-    fn answered(
+    /// Records the reply to a flush. Returns whether it acknowledged a version.
+    fn handle_reply(
         &mut self,
         version: u64,
-        answer: sessiond::error::Result<FlushReport>,
+        reply: sessiond::error::Result<FlushReport>,
     ) -> Result<bool, String> {
-        let report = match answer {
+        let report = match reply {
             Ok(report) => report,
             Err(error)
                 if error.kind() == ErrorKind::Internal
                     && !error.to_string().contains("has stopped") =>
             {
-                return Err(format!("a flush failed for a fault of ours: {error}"));
+                return Err(format!("a flush failed with an internal error: {error}"));
             }
             Err(_) => return Ok(false),
         };
@@ -390,7 +403,7 @@ impl Run {
         });
         let branch = match log.write_target.as_str() {
             "main" => {
-                self.acknowledged = self.acknowledged.max(log.head);
+                self.last_acknowledged = self.last_acknowledged.max(log.head);
                 None
             }
             "branch" => Some(
@@ -398,11 +411,11 @@ impl Run {
                     .parse::<WriterId>()
                     .map_err(|error| error.to_string())?,
             ),
-            // Nothing was written: the files equal what another wrote.
+            // Nothing was written: the files equal what another writer wrote.
             _ => return Ok(false),
         };
         self.outcome.acks += 1;
-        self.oracle.acknowledged(Ack {
+        self.oracle.record_ack(Ack {
             version,
             head: log.head,
             branch,
@@ -410,15 +423,15 @@ impl Run {
         Ok(true)
     }
 
-    /// A process that has ended, well or not.
+    /// Handles a process that has ended or crashed.
     async fn reap(&mut self, on: usize) -> Result<(), String> {
         let Some(process) = &self.machines[on].process else {
             return Ok(());
         };
-        if process.lifetime().is_dead() {
+        if process.lifetime().is_killed() {
             self.outcome.crashes += 1;
             self.machines[on].kill();
-            self.saw(on);
+            self.record_version(on);
             return Ok(());
         }
         match process {
@@ -428,7 +441,7 @@ impl Run {
                     return Ok(());
                 };
                 tasks.iter().for_each(tokio::task::JoinHandle::abort);
-                self.machines[on].disk.watched_by(None);
+                self.machines[on].disk.set_watcher(None);
             }
             Process::Restore { task, .. } if task.is_finished() => {
                 let Some(Process::Restore { task, before, .. }) = self.machines[on].process.take()
@@ -438,20 +451,20 @@ impl Run {
                 let done = task
                     .await
                     .map_err(|error| format!("a restore panicked: {error}"))?;
-                self.restored(on, done, &before)?;
+                self.check_restore(on, done, &before)?;
             }
             Process::Ending { .. } | Process::Restore { .. } => {}
         }
         Ok(())
     }
 
-    fn restored(
+    fn check_restore(
         &mut self,
         on: usize,
         done: sessiond::error::Result<RestoreReport>,
         before: &Files,
     ) -> Result<(), String> {
-        self.saw(on);
+        self.record_version(on);
         let report = match done {
             Err(error)
                 if matches!(
@@ -477,15 +490,15 @@ impl Run {
         });
         let held = self.oracle.at(&self.cloud.bucket.archive(), report.seq)?;
         let placed = self.machines[on].disk.files();
-        super::restored_files::is_the_log(&report, &held, before, &placed)
+        super::restored_files::check_restored_files(&report, &held, before, &placed)
     }
 
-    /// Checks the bucket, and that a restore makes of it what the rules say.
+    /// Checks the bucket, and that a restore gives the files that the format rules give.
     async fn check(&mut self) -> Result<(), String> {
         let objects = self.cloud.bucket.objects();
         let archive = self.cloud.bucket.archive();
         let expected = self.oracle.check(&archive)?;
-        self.are_few(&objects, &archive)?;
+        self.check_object_count(&objects, &archive)?;
         if expected.removed
             && self
                 .pull(objects.clone(), &self.cloud.id(), LogPoint::Latest, None)
@@ -494,7 +507,7 @@ impl Run {
         {
             return Err("a removed session is restored".to_owned());
         }
-        self.goes_back(&objects, &archive).await?;
+        self.check_rollback(&objects, &archive).await?;
         if expected.removed {
             self.named.clear();
         }
@@ -502,19 +515,19 @@ impl Run {
             let pulled = self
                 .pull(objects.clone(), &self.cloud.id(), LogPoint::Seq(*seq), None)
                 .await?;
-            same(&format!("entry {seq}, which has a name,"), &pulled, held)?;
+            compare_files(&format!("named entry {seq}"), &pulled, held)?;
         }
         for (id, held) in &self.forks {
             let pulled = self
                 .pull(objects.clone(), id, LogPoint::Latest, None)
                 .await?;
-            same(&format!("a restore of {}", id.name), &pulled, held)?;
+            compare_files(&format!("a restore of {}", id.name), &pulled, held)?;
         }
         if let Some(held) = &expected.main {
             let pulled = self
                 .pull(objects.clone(), &self.cloud.id(), LogPoint::Latest, None)
                 .await?;
-            same("a restore", &pulled, held)?;
+            compare_files("a restore", &pulled, held)?;
         }
         for (writer, held) in &expected.branches {
             let pulled = self
@@ -525,58 +538,59 @@ impl Run {
                     Some(writer),
                 )
                 .await?;
-            same(&format!("a restore of branch {writer}"), &pulled, held)?;
+            compare_files(&format!("a restore of branch {writer}"), &pulled, held)?;
         }
         Ok(())
     }
 
-    /// Upkeep that fails, hangs and is begun again leaves no more pieces than there are entries and chores that were asked for.
-    fn are_few(&self, objects: &Objects, archive: &Objects) -> Result<(), String> {
-        let made = objects
+    /// Maintenance that fails, hangs and is repeated leaves at most as many compacted segments as
+    /// there are entries and started maintenance processes.
+    fn check_object_count(&self, objects: &Objects, archive: &Objects) -> Result<(), String> {
+        let count = objects
             .keys()
             .filter(|key| key.contains("/merge/") || key.contains("/snap/"))
             .count();
-        let most = archive.len() + self.chores;
-        if made <= most {
+        let max = archive.len() + self.task_count;
+        if count <= max {
             Ok(())
         } else {
             Err(format!(
-                "{made} merges of {} entries and {} chores",
+                "{count} compacted segments of {} entries and {} maintenance processes",
                 archive.len(),
-                self.chores
+                self.task_count
             ))
         }
     }
 
-    /// Whatever was merged, one can go back to an entry that is still there.
-    async fn goes_back(&mut self, objects: &Objects, archive: &Objects) -> Result<(), String> {
+    /// An entry that is still stored can be restored, whatever was compacted.
+    async fn check_rollback(&mut self, objects: &Objects, archive: &Objects) -> Result<(), String> {
         let directory = keys::entries_dir(&self.cloud.id());
-        let there: Vec<Seq> = objects
+        let stored_seqs: Vec<Seq> = objects
             .keys()
             .filter(|key| key.starts_with(&directory))
             .filter_map(|key| keys::entry_seq(key))
             .collect();
-        let composites = objects
+        let has_compacted = objects
             .keys()
             .any(|key| key.contains("/merge/") || key.contains("/snap/"));
-        if there.is_empty() || !composites {
+        if stored_seqs.is_empty() || !has_compacted {
             return Ok(());
         }
-        let seq = there[self.agents_dice.below(there.len() as u64) as usize];
-        let Some(held) = self.oracle.passes(archive, seq)? else {
+        let seq = stored_seqs[self.agent_rng.below(stored_seqs.len() as u64) as usize];
+        let Some(held) = self.oracle.find_files_at(archive, seq)? else {
             return Ok(());
         };
         match self
             .pull(objects.clone(), &self.cloud.id(), LogPoint::Seq(seq), None)
             .await
         {
-            Ok(pulled) => same(&format!("going back to entry {seq}"), &pulled, &held),
+            Ok(pulled) => compare_files(&format!("a restore of entry {seq}"), &pulled, &held),
             Err(error) if error.contains("can no longer be restored") => Ok(()),
-            Err(error) => Err(format!("going back to entry {seq}: {error}")),
+            Err(error) => Err(format!("a restore of entry {seq} failed: {error}")),
         }
     }
 
-    /// What a restore elsewhere would bring, without any fault.
+    /// Returns the files of a restore on a new machine without faults.
     async fn pull(
         &self,
         objects: Objects,
@@ -597,7 +611,7 @@ impl Run {
             world: quiet,
             lifetime,
         });
-        let context = restore::Context {
+        let context = restore::RestoreContext {
             directory,
             profile: self.cloud.profile.clone(),
             logs,
@@ -616,58 +630,57 @@ impl Run {
         Ok(disk.files())
     }
 
-    /// The faults stop: everything that is on a volume becomes durable, the index follows, and then nobody asks anything.
+    /// Stops the faults. Everything on a volume must become durable, the index must catch up, and
+    /// then an idle daemon must send no requests.
     async fn settle(&mut self) -> Result<(), String> {
         *self.cloud.world.fault_conditions() = FaultConditions::default();
         for on in 0..self.machines.len() {
             self.machines[on].disarm();
             self.machines[on].disk.set_full(false);
             self.machines[on].disk.set_events(Events::All);
-            self.with_life(on, ProcessLifetime::wake);
+            self.with_lifetime(on, ProcessLifetime::wake);
         }
         for upkeep in &self.upkeeps {
-            upkeep.lifetime.never_mind_the_crash();
+            upkeep.lifetime.cancel_crash();
             upkeep.lifetime.wake();
         }
-        // What is still on its way arrives; what was paused and lost its session finds out.
-        self.pass(Duration::from_secs(60)).await?;
+        // Late writes arrive. Paused writers that were fenced detect it.
+        self.advance_time(Duration::from_secs(60)).await?;
         for on in 0..self.machines.len() {
             let waited = timeout(PATIENCE, async {
                 while matches!(
                     self.machines[on].process,
                     Some(Process::Restore { .. } | Process::Ending { .. })
                 ) {
-                    self.pass(Duration::from_millis(500)).await?;
+                    self.advance_time(Duration::from_millis(500)).await?;
                 }
                 Ok::<(), String>(())
             });
             waited
                 .await
                 .map_err(|_| "a process does not end".to_owned())??;
-            self.act(&Action::Start { on });
-            self.pass(Duration::from_millis(50)).await?;
+            self.apply_action(&Action::Start { on });
+            self.advance_time(Duration::from_millis(50)).await?;
         }
         for on in 0..self.machines.len() {
-            self.is_durable_soon(on).await?;
+            self.wait_until_durable(on).await?;
         }
-        self.pass(Duration::from_secs(40)).await?;
+        self.advance_time(Duration::from_secs(40)).await?;
         let before = self.cloud.bucket.traffic();
-        self.pass(Duration::from_secs(600)).await?;
+        self.advance_time(Duration::from_secs(600)).await?;
         if self.cloud.bucket.traffic() != before {
             return Err("an idle daemon made requests".to_owned());
         }
         self.outcome.entries = self.cloud.bucket.objects().len() as u64;
-        self.comes_back_elsewhere().await
+        self.check_restore_on_new_machine().await
     }
 
-    async fn is_durable_soon(&mut self, on: usize) -> Result<(), String> {
+    async fn wait_until_durable(&mut self, on: usize) -> Result<(), String> {
         let acks = self.outcome.acks;
         let volume = self.machines[on].volume();
         self.flush(on);
         let Some(Process::Daemon { handle, .. }) = &self.machines[on].process else {
-            return Err(format!(
-                "no daemon runs on volume {volume} although nothing fails"
-            ));
+            return Err(format!("no daemon runs on volume {volume} without a fault"));
         };
         let handle = handle.clone();
         let waited = timeout(
@@ -680,15 +693,13 @@ impl Run {
         })?;
         let report =
             report.map_err(|error| format!("volume {volume} cannot be flushed: {error}"))?;
-        self.look().await?;
+        self.observe().await?;
         let written = self
             .oracle
             .last(volume)
             .is_some_and(|last| last.files.values().any(|file| file.cut > 0));
         if written && report.logs.is_empty() {
-            return Err(format!(
-                "a flush of volume {volume} does not say where its files are"
-            ));
+            return Err(format!("a flush of volume {volume} reports no log"));
         }
         let unclaimed = report
             .logs
@@ -696,14 +707,15 @@ impl Run {
             .is_some_and(|log| log.write_target == "unclaimed");
         if written && !unclaimed && self.outcome.acks == acks {
             return Err(format!(
-                "volume {volume} was flushed and nothing was acknowledged"
+                "volume {volume} was flushed without an acknowledgment"
             ));
         }
         Ok(())
     }
 
-    /// The index knows the log; of a branch whose writer died it may not, until somebody rebuilds it from the bucket.
-    async fn index_follows(&mut self) -> Result<(), String> {
+    /// Checks that the index has the entries of the log. It may lack a branch whose writer was
+    /// killed, until it is rebuilt from the bucket.
+    async fn check_index(&mut self) -> Result<(), String> {
         let expected = self.oracle.entries(&self.cloud.bucket.archive())?;
         let known = |tables: &Tables, id: &LogId| -> Vec<_> {
             tables
@@ -713,10 +725,11 @@ impl Run {
                 .collect()
         };
         let id = self.cloud.id();
-        // What was begun anew needs nothing that was before, and the index may not have heard of it.
-        let begins = expected.first().is_none_or(|(_, seq, _)| *seq == 1);
-        if self.cloud.bucket.losses().1 > 0 || !begins {
-            return self.index_knows_the_end(&expected).await;
+        // A log that was reset does not need its earlier entries, and the index may not have
+        // received them.
+        let starts_at_first_entry = expected.first().is_none_or(|(_, seq, _)| *seq == 1);
+        if self.cloud.bucket.losses().1 > 0 || !starts_at_first_entry {
+            return self.check_indexed_head(&expected).await;
         }
         let rows = known(&self.cloud.tables, &id);
         let (main, branches): (Vec<_>, Vec<_>) = rows
@@ -725,7 +738,7 @@ impl Run {
         let all = expected.iter().filter(|(branch, _, _)| branch.is_none());
         if !all.eq(&main) || branches.iter().any(|row| !expected.contains(row)) {
             return Err(format!(
-                "the index knows {main:?} and {branches:?}, and the bucket holds {expected:?}"
+                "the index has {main:?} and {branches:?}, and the bucket has {expected:?}"
             ));
         }
         let (logs, index) = self.cloud.logs(
@@ -740,13 +753,13 @@ impl Run {
             Ok(())
         } else {
             Err(format!(
-                "a rebuilt index knows {rows:?} and the bucket holds {expected:?}"
+                "a rebuilt index has {rows:?}, and the bucket has {expected:?}"
             ))
         }
     }
 
-    /// Where entries were collected the index has other rows for them, and the same end.
-    async fn index_knows_the_end(
+    /// Checks the head only: after garbage collection the index has other rows for older entries.
+    async fn check_indexed_head(
         &mut self,
         expected: &[(Option<String>, Seq, Digest)],
     ) -> Result<(), String> {
@@ -778,12 +791,13 @@ impl Run {
         if known(&self.cloud.tables) == end {
             Ok(())
         } else {
-            Err("a rebuilt index has another end".to_owned())
+            Err("a rebuilt index has another head".to_owned())
         }
     }
 
-    /// A new machine takes the session over: what it gets is the log, and its agent goes on as if nothing had been.
-    async fn comes_back_elsewhere(&mut self) -> Result<(), String> {
+    /// A new machine takes over the session. It must receive the content of the log, and its agent
+    /// must be able to continue.
+    async fn check_restore_on_new_machine(&mut self) -> Result<(), String> {
         let Some(held) = self.oracle.check(&self.cloud.bucket.archive())?.main else {
             return Ok(());
         };
@@ -792,21 +806,21 @@ impl Run {
             .push(Machine::new(&self.cloud.world, self.volumes));
         let on = self.machines.len() - 1;
         let before = self.outcome.restores;
-        self.act(&Action::Restore { on, wipe: false });
-        self.pass(Duration::from_secs(30)).await?;
+        self.apply_action(&Action::Restore { on, wipe: false });
+        self.advance_time(Duration::from_secs(30)).await?;
         if self.outcome.restores == before {
-            return Err("a restore did not end although nothing fails".to_owned());
+            return Err("a restore did not end without a fault".to_owned());
         }
         let placed = self.machines[on].disk.files();
-        self.act(&Action::Start { on });
-        self.act(&Action::Append {
+        self.apply_action(&Action::Start { on });
+        self.apply_action(&Action::Append {
             on,
-            which: super::agent::Which::Transcript,
+            which: super::agent::FileChoice::Transcript,
             lines: 1,
         });
-        self.is_durable_soon(on).await?;
+        self.wait_until_durable(on).await?;
         let objects = self.cloud.bucket.objects();
-        super::restored_files::only_what_is_new(
+        super::restored_files::check_uploaded_bytes(
             &placed,
             &self.machines[on].disk.files(),
             self.oracle
@@ -817,29 +831,30 @@ impl Run {
             .check(&self.cloud.bucket.archive())?
             .main
             .unwrap_or_default();
-        super::restored_files::goes_on(&held, &now)?;
-        if let Some(rotten) = super::restored_files::rotten(&objects, &self.cloud.id())
+        super::restored_files::check_continuation(&held, &now)?;
+        if let Some(damaged) = super::restored_files::with_damaged_entry(&objects, &self.cloud.id())
             && self
-                .pull(rotten, &self.cloud.id(), LogPoint::Latest, None)
+                .pull(damaged, &self.cloud.id(), LogPoint::Latest, None)
                 .await
                 .is_ok()
         {
             return Err(
-                "a restore brings bytes that do not have the digest that the entry says".to_owned(),
+                "a restore accepts bytes whose digest differs from the digest in the entry"
+                    .to_owned(),
             );
         }
-        self.pass(Duration::from_secs(40)).await?;
-        self.index_follows().await
+        self.advance_time(Duration::from_secs(40)).await?;
+        self.check_index().await
     }
 }
 
-fn same(what: &str, got: &Files, held: &Files) -> Result<(), String> {
+fn compare_files(what: &str, got: &Files, held: &Files) -> Result<(), String> {
     let differs = got
         .keys()
         .chain(held.keys())
         .find(|path| got.get(*path) != held.get(*path));
     match differs {
-        Some(path) => Err(format!("{what} brings another {path} than the log holds")),
+        Some(path) => Err(format!("{what} gives another {path} than the log")),
         None => Ok(()),
     }
 }

@@ -3,32 +3,32 @@
 //!
 //! Every kind of fault has seeds in which it occurs alone; other seeds combine all of them.
 
-use super::agent::Which;
+use super::agent::FileChoice;
 use super::disk::Events;
 use super::rng::SeededRng;
 use super::world::FaultConditions;
 
-/// One thing that happens. `on` is one of the machines; what makes no sense there is passed over.
+/// One action. `on` is one of the machines. An action that is not possible there is skipped.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Action {
     // The agent.
     Append {
         on: usize,
-        which: Which,
+        which: FileChoice,
         lines: u64,
     },
     BeginLine {
         on: usize,
-        which: Which,
+        which: FileChoice,
     },
     Rewrite {
         on: usize,
-        which: Which,
+        which: FileChoice,
         in_place: bool,
     },
-    CutBack {
+    Truncate {
         on: usize,
-        which: Which,
+        which: FileChoice,
         anywhere: bool,
     },
     FileMove {
@@ -55,7 +55,7 @@ pub enum Action {
         on: usize,
         wipe: bool,
     },
-    // What befalls it.
+    // Faults.
     Kill {
         on: usize,
     },
@@ -92,34 +92,34 @@ pub enum Action {
     Advance {
         millis: u64,
     },
-    /// A process that keeps the bucket clean. It may end at one of its steps, or hang at one until somebody wakes it.
+    /// A maintenance process. It can crash at one of its steps, or hang until it is woken.
     Upkeep {
-        chore: MaintenanceTask,
+        task_kind: MaintenanceTask,
         ends: Option<(u64, bool)>,
         hangs: bool,
     },
     WakeUpkeep,
 }
 
-/// What it does.
+/// The task of a maintenance process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MaintenanceTask {
-    /// Makes one piece of a part of what was acknowledged, in percent.
+    /// Merges a range of the acknowledged entries; the range is in percent.
     Merge {
         from: u64,
         to: u64,
     },
-    /// Collects, with so many hours of history, and removes what has not changed for so long.
+    /// Runs garbage collection; the history period and the TTL are in hours.
     Collect {
         history: u64,
         ttl: Option<u64>,
     },
     Remove,
     Undelete,
-    /// Begins another session with what is there.
-    ForkOrigin,
-    /// Gives the end a name.
-    Name,
+    /// Forks the session at its head.
+    Fork,
+    /// Creates a named checkpoint at the head.
+    NameCheckpoint,
 }
 
 /// A family of faults.
@@ -145,11 +145,11 @@ pub enum Fault {
     Upkeep,
 }
 
-/// A mix of faults. A seed has the mix that its number says.
+/// A mix of faults. The seed selects the mix.
 pub struct Mix {
     pub name: &'static str,
-    /// The store ignores conditions, and the database fences.
-    pub lax: bool,
+    /// The store ignores conditional creates, and the database fences.
+    pub ignores_conditions: bool,
     pub machines: usize,
     pub faults: &'static [Fault],
 }
@@ -178,16 +178,16 @@ const ALL: &[Fault] = &[
 const fn mix(name: &'static str, machines: usize, faults: &'static [Fault]) -> Mix {
     Mix {
         name,
-        lax: false,
+        ignores_conditions: false,
         machines,
         faults,
     }
 }
 
-const fn lax(name: &'static str, machines: usize, faults: &'static [Fault]) -> Mix {
+const fn mix_without_fence(name: &'static str, machines: usize, faults: &'static [Fault]) -> Mix {
     Mix {
         name,
-        lax: true,
+        ignores_conditions: true,
         machines,
         faults,
     }
@@ -217,19 +217,19 @@ pub const MIXES: &[Mix] = &[
         2,
         &[Fault::TakeOver, Fault::Crash, Fault::Late, Fault::LostReply],
     ),
-    lax("database", 1, &[Fault::LostReply, Fault::IndexDown]),
-    lax("database, writers", 3, &[Fault::TakeOver, Fault::Slow]),
-    lax(
+    mix_without_fence("database", 1, &[Fault::LostReply, Fault::IndexDown]),
+    mix_without_fence("database, writers", 3, &[Fault::TakeOver, Fault::Slow]),
+    mix_without_fence(
         "database, crashes",
         2,
         &[Fault::TakeOver, Fault::Crash, Fault::LostReply],
     ),
-    lax(
+    mix_without_fence(
         "database, late effects",
         2,
         &[Fault::TakeOver, Fault::Late, Fault::Pause],
     ),
-    lax(
+    mix_without_fence(
         "database, crashes and late effects",
         2,
         &[Fault::Crash, Fault::Late],
@@ -271,16 +271,16 @@ pub const MIXES: &[Mix] = &[
             Fault::LostLedger,
         ],
     ),
-    lax(
+    mix_without_fence(
         "upkeep, database",
         2,
         &[Fault::Upkeep, Fault::Upkeep, Fault::TakeOver, Fault::Crash],
     ),
     mix("everything", 3, ALL),
-    lax("everything, database", 3, ALL),
+    mix_without_fence("everything, database", 3, ALL),
 ];
 
-/// A run, before it begins.
+/// The actions of a run.
 pub struct Schedule {
     pub seed: u64,
     pub mix: &'static Mix,
@@ -288,7 +288,7 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// The run of a seed.
+    /// The schedule of a seed.
     pub fn of(seed: u64) -> Schedule {
         let mix = &MIXES[(seed % MIXES.len() as u64) as usize];
         let mut rng = SeededRng::new(seed, 1);
@@ -297,18 +297,18 @@ impl Schedule {
         while (actions.len() as u64) < length {
             if !mix.faults.is_empty() && rng.percent(35) {
                 let fault = mix.faults[rng.below(mix.faults.len() as u64) as usize];
-                befall(fault, mix, &mut actions, &mut rng);
+                add_fault_actions(fault, mix, &mut actions, &mut rng);
             } else {
-                let action = plain(mix, &mut rng);
+                let action = pick_action(mix, &mut rng);
                 actions.push(action);
             }
         }
         Schedule { seed, mix, actions }
     }
 
-    /// The same run with only these of its actions.
-    pub fn keeping(&self, kept: &[usize]) -> Schedule {
-        let actions = kept
+    /// The same schedule with only the actions at these indices.
+    pub fn with_actions(&self, indices: &[usize]) -> Schedule {
+        let actions = indices
             .iter()
             .filter_map(|at| self.actions.get(*at).cloned())
             .collect();
@@ -320,11 +320,11 @@ impl Schedule {
     }
 }
 
-fn which(rng: &mut SeededRng) -> Which {
+fn pick_file(rng: &mut SeededRng) -> FileChoice {
     if rng.percent(75) {
-        Which::Transcript
+        FileChoice::Transcript
     } else {
-        Which::SubAgent
+        FileChoice::SubAgent
     }
 }
 
@@ -332,18 +332,18 @@ fn machine(mix: &Mix, rng: &mut SeededRng) -> usize {
     rng.below(mix.machines as u64) as usize
 }
 
-/// What happens on a good day.
-fn plain(mix: &Mix, rng: &mut SeededRng) -> Action {
+/// An action without a fault.
+fn pick_action(mix: &Mix, rng: &mut SeededRng) -> Action {
     let on = machine(mix, rng);
     match rng.below(100) {
         0..30 => Action::Append {
             on,
-            which: which(rng),
+            which: pick_file(rng),
             lines: 1 + rng.below(3),
         },
         30..38 => Action::BeginLine {
             on,
-            which: which(rng),
+            which: pick_file(rng),
         },
         38..44 => Action::Tool { on },
         44..50 => Action::Side {
@@ -364,7 +364,7 @@ fn plain(mix: &Mix, rng: &mut SeededRng) -> Action {
     }
 }
 
-fn befall(fault: Fault, mix: &Mix, actions: &mut Vec<Action>, rng: &mut SeededRng) {
+fn add_fault_actions(fault: Fault, mix: &Mix, actions: &mut Vec<Action>, rng: &mut SeededRng) {
     let on = machine(mix, rng);
     let share = [10, 30, 60, 100][rng.below(4) as usize];
     let calm = FaultConditions::default();
@@ -422,12 +422,12 @@ fn befall(fault: Fault, mix: &Mix, actions: &mut Vec<Action>, rng: &mut SeededRn
         ),
         Fault::Rewrites if rng.coin() => Action::Rewrite {
             on,
-            which: which(rng),
+            which: pick_file(rng),
             in_place: rng.coin(),
         },
-        Fault::Rewrites => Action::CutBack {
+        Fault::Rewrites => Action::Truncate {
             on,
-            which: which(rng),
+            which: pick_file(rng),
             anywhere: rng.coin(),
         },
         Fault::Events => Action::Watching {
@@ -463,11 +463,11 @@ fn befall(fault: Fault, mix: &Mix, actions: &mut Vec<Action>, rng: &mut SeededRn
             },
         },
         Fault::PowerCut => Action::CutPower { on },
-        // Where there is a collector, mostly the story that it must stand.
+        // With garbage collection, mostly the sequence that tests its grace period.
         Fault::Pause
             if mix.faults.contains(&Fault::Upkeep) && mix.machines > 1 && rng.percent(60) =>
         {
-            return asleep(actions, rng);
+            return add_pause_actions(actions, rng);
         }
         Fault::Pause if rng.coin() => Action::Pause { on },
         Fault::Pause => {
@@ -492,7 +492,7 @@ fn befall(fault: Fault, mix: &Mix, actions: &mut Vec<Action>, rng: &mut SeededRn
         }
     };
     actions.push(last);
-    // What ended is mostly started again.
+    // A crashed daemon is usually started again.
     if matches!(fault, Fault::Crash | Fault::PowerCut | Fault::LostLedger) && rng.percent(70) {
         actions.push(Action::Start { on });
     }
@@ -500,16 +500,17 @@ fn befall(fault: Fault, mix: &Mix, actions: &mut Vec<Action>, rng: &mut SeededRn
 
 const HOUR: u64 = 3_600_000;
 
-/// A writer hangs with a write under way; another takes the session over, goes on, and what it wrote is merged and collected. The
-/// first wakes: sooner than anything may be collected, or so late that its number may be free.
-fn asleep(actions: &mut Vec<Action>, rng: &mut SeededRng) {
+/// A writer hangs during a write. Another takes over the session and continues, and its entries are
+/// merged and collected. Then the first writer wakes: before anything may be collected, or so late
+/// that its seq may be free.
+fn add_pause_actions(actions: &mut Vec<Action>, rng: &mut SeededRng) {
     let append = |on| Action::Append {
         on,
-        which: Which::Transcript,
+        which: FileChoice::Transcript,
         lines: 1,
     };
-    let chore = |chore| Action::Upkeep {
-        chore,
+    let task_kind = |task_kind| Action::Upkeep {
+        task_kind,
         ends: None,
         hangs: false,
     };
@@ -538,14 +539,14 @@ fn asleep(actions: &mut Vec<Action>, rng: &mut SeededRng) {
         ]);
     }
     actions.extend([
-        chore(MaintenanceTask::Merge { from: 0, to: 100 }),
+        task_kind(MaintenanceTask::Merge { from: 0, to: 100 }),
         Action::Advance { millis: 1_000 },
         Action::Kill { on: 1 },
     ]);
     actions.push(Action::Advance {
         millis: [1, 25][rng.below(2) as usize] * HOUR,
     });
-    actions.push(chore(MaintenanceTask::Collect {
+    actions.push(task_kind(MaintenanceTask::Collect {
         history: 0,
         ttl: None,
     }));
@@ -572,54 +573,55 @@ fn upkeep(mix: &Mix, actions: &mut Vec<Action>, rng: &mut SeededRng) {
         history: [0, 1, 30][rng.below(3) as usize],
         ttl: rng.percent(20).then_some(20),
     };
-    let process = |chore: MaintenanceTask, rng: &mut SeededRng| Action::Upkeep {
-        chore,
+    let process = |task_kind: MaintenanceTask, rng: &mut SeededRng| Action::Upkeep {
+        task_kind,
         ends: rng.percent(15).then(|| (1 + rng.below(30), rng.coin())),
         hangs: rng.percent(10),
     };
     match rng.below(10) {
         0..3 => {
-            let chore = merge(rng);
-            actions.push(process(chore, rng));
+            let task_kind = merge(rng);
+            actions.push(process(task_kind, rng));
         }
-        // In the order in which it happens: merged, a day later collected.
+        // The usual order: compaction, and garbage collection a day later.
         3..7 => {
-            for chore in [merge(rng), merge(rng)] {
-                actions.push(process(chore, rng));
+            for task_kind in [merge(rng), merge(rng)] {
+                actions.push(process(task_kind, rng));
             }
-            // A daemon that lives through it scans every 15 seconds, which takes its time here too.
-            let asleep = 0..if rng.percent(70) { mix.machines } else { 0 };
-            actions.extend(asleep.clone().map(|on| Action::Kill { on }));
+            // A daemon that keeps running scans every 15 seconds, which is slow in the simulation
+            // too.
+            let stopped = 0..if rng.percent(70) { mix.machines } else { 0 };
+            actions.extend(stopped.clone().map(|on| Action::Kill { on }));
             actions.push(Action::Advance {
                 millis: [13, 25, 40][rng.below(3) as usize] * HOUR,
             });
             actions.extend(
-                asleep
+                stopped
                     .filter(|_| rng.percent(80))
                     .map(|on| Action::Start { on }),
             );
-            let chore = collect(rng);
-            actions.push(process(chore, rng));
+            let task_kind = collect(rng);
+            actions.push(process(task_kind, rng));
         }
         7 => {
-            let chore = collect(rng);
-            actions.push(process(chore, rng));
+            let task_kind = collect(rng);
+            actions.push(process(task_kind, rng));
         }
         8 => {
-            let chore = if rng.percent(70) {
+            let task_kind = if rng.percent(70) {
                 MaintenanceTask::Remove
             } else {
                 MaintenanceTask::Undelete
             };
-            actions.push(process(chore, rng));
+            actions.push(process(task_kind, rng));
         }
         9 if rng.percent(40) => {
-            let chore = if rng.percent(60) {
-                MaintenanceTask::ForkOrigin
+            let task_kind = if rng.percent(60) {
+                MaintenanceTask::Fork
             } else {
-                MaintenanceTask::Name
+                MaintenanceTask::NameCheckpoint
             };
-            actions.push(process(chore, rng));
+            actions.push(process(task_kind, rng));
         }
         _ => actions.push(if rng.coin() {
             Action::WakeUpkeep

@@ -135,13 +135,13 @@ fn no_seed_loses_an_acknowledged_byte() {
 fn one_seed_is_replayed_with_its_trace() {
     let seed = number("SESSIOND_SIM_SEED").expect("SESSIOND_SIM_SEED is set");
     let mut schedule = Schedule::of(seed);
-    if let Ok(kept) = std::env::var("SESSIOND_SIM_KEEP") {
-        let kept: Vec<usize> = kept
+    if let Ok(indices) = std::env::var("SESSIOND_SIM_KEEP") {
+        let indices: Vec<usize> = indices
             .split(',')
             .filter(|at| !at.is_empty())
             .map(|at| at.parse().expect("a number"))
             .collect();
-        schedule = schedule.keeping(&kept);
+        schedule = schedule.with_actions(&indices);
     }
     let (done, trace) = run(&schedule, true);
     println!("seed {seed} ({})\n{}", schedule.mix.name, trace.join("\n"));

@@ -14,15 +14,15 @@ use sessiond::index::{
 use sessiond::model::{AgentName, Checkpoint, LogId, Namespace, PathState, Seq, SessionMetadata};
 
 use super::process::ProcessLifetime;
-use super::world::{Fate, World};
+use super::world::{InjectedOutcome, World};
 
-/// The rows of all logs: main entries by number, branch entries by writer and number.
+/// The rows of all logs: main entries by seq, branch entries by writer and seq.
 #[derive(Clone, Default)]
 struct Rows {
     main: BTreeMap<LogId, BTreeMap<Seq, EntryRecord>>,
     branches: BTreeMap<LogId, BTreeMap<(String, Seq), EntryRecord>>,
     named: BTreeMap<LogId, Vec<(String, Checkpoint)>>,
-    said: BTreeMap<LogId, (u64, SessionMetadata)>,
+    metadata: BTreeMap<LogId, (u64, SessionMetadata)>,
 }
 
 impl Rows {
@@ -69,17 +69,24 @@ impl Rows {
             agent_version: None,
             status: "active".to_owned(),
             request_id: self
-                .said
+                .metadata
                 .get(log)
-                .and_then(|(_, wishes)| wishes.request_id.clone()),
-            ttl: self.said.get(log).and_then(|(_, wishes)| wishes.ttl),
+                .and_then(|(_, metadata)| metadata.request_id.clone()),
+            ttl: self
+                .metadata
+                .get(log)
+                .and_then(|(_, metadata)| metadata.ttl),
             labels: self
-                .said
+                .metadata
                 .get(log)
-                .map(|(_, wishes)| wishes.labels.clone())
+                .map(|(_, metadata)| metadata.labels.clone())
                 .unwrap_or_default(),
             created: first.header.at,
-            updated: last.header.at,
+            updated: rows
+                .values()
+                .filter_map(|row| row.header.written_at())
+                .max()
+                .unwrap_or(first.header.at),
             head: last.header.seq,
             writer: last.header.writer.to_string(),
             raw_bytes: rows.values().map(|row| row.header.body_len()).sum(),
@@ -113,7 +120,7 @@ impl Rows {
 #[derive(Default)]
 struct Inner {
     rows: Rows,
-    /// What a copy that is behind still holds.
+    /// The rows of the lagging replica.
     old: Rows,
     fences: BTreeMap<LogId, FenceRow>,
 }
@@ -127,19 +134,19 @@ impl Tables {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The copy that answers while the weather says so stays at what is known now.
-    pub fn copy(&self) {
+    /// Freezes the lagging replica at the current rows. The fault `index_old` reads from it.
+    pub fn freeze_copy(&self) {
         let mut inner = self.inner();
         inner.old = inner.rows.clone();
     }
 
-    /// What the rows say of a log: its entries, main first.
+    /// The recorded entries of a log, main first.
     pub fn entries(&self, log: &LogId) -> Vec<EntryRow> {
         self.inner().rows.entries(log)
     }
 }
 
-/// One process's way to the database.
+/// One process's connection to the database.
 pub struct Session {
     pub tables: Arc<Tables>,
     pub world: Arc<World>,
@@ -154,11 +161,11 @@ impl Session {
     ) -> Result<T> {
         let step = self.lifetime.enter().await;
         self.world.delay().await;
-        let fate = self.world.fate_of_statement();
+        let outcome = self.world.statement_outcome();
         let failed = || Error::unavailable(format!("{what}: the database did not answer"));
-        let answer = match fate {
-            Fate::Well => Ok(run(&mut self.tables.inner())),
-            Fate::After => {
+        let reply = match outcome {
+            InjectedOutcome::Success => Ok(run(&mut self.tables.inner())),
+            InjectedOutcome::After => {
                 run(&mut self.tables.inner());
                 Err(failed())
             }
@@ -166,13 +173,13 @@ impl Session {
         };
         self.world.note(|| {
             format!(
-                "life {}: step {step} {what}: {fate:?}",
+                "process {}: step {step} {what}: {outcome:?}",
                 self.lifetime.number
             )
         });
         self.world.delay().await;
         self.lifetime.leave(step).await;
-        answer
+        reply
     }
 
     async fn query<T>(&self, what: &str, run: impl FnOnce(&Rows) -> T + Send) -> Result<T> {
@@ -201,13 +208,13 @@ impl Index for Session {
             if inner.rows.main.contains_key(log)
                 && inner
                     .rows
-                    .said
+                    .metadata
                     .get(log)
                     .is_none_or(|(known, _)| *known <= version)
             {
                 inner
                     .rows
-                    .said
+                    .metadata
                     .insert(log.clone(), (version, metadata.clone()));
             }
         })
@@ -233,9 +240,7 @@ impl Index for Session {
     }
 
     async fn files(&self, _log: &LogId) -> Result<Vec<PathState>> {
-        Err(Error::unavailable(
-            "select files: nobody asks for them here",
-        ))
+        Err(Error::unavailable("select files: not simulated"))
     }
 
     async fn entries(&self, log: &LogId) -> Result<Vec<EntryRow>> {
@@ -263,7 +268,7 @@ impl Index for Session {
             inner.rows.main.remove(log);
             inner.rows.branches.remove(log);
             inner.rows.named.remove(log);
-            inner.rows.said.remove(log);
+            inner.rows.metadata.remove(log);
         })
         .await
     }

@@ -19,46 +19,46 @@ use super::process::ProcessLifetime;
 use super::schedule::MaintenanceTask;
 use super::world::HostClock;
 
-/// Volumes of these numbers are nobody's.
-const NOWHERE: u64 = 1_000_000;
+/// Volumes from this number on belong to no machine.
+const FIRST_VOLUME: u64 = 1_000_000;
 
-/// A point that must stay as it was.
-pub enum Kept {
-    /// Another session begins with this entry.
-    ForkOrigin(LogId, Seq),
-    /// This entry has a name.
-    Named(String, Seq),
+/// A point that must stay restorable.
+pub enum ProtectedPoint {
+    /// The new session, and the entry it is forked from.
+    Fork(LogId, Seq),
+    /// The checkpoint, and its entry.
+    Checkpoint(String, Seq),
 }
 
-/// Such a process.
+/// A maintenance process.
 pub struct Upkeep {
     pub lifetime: Arc<ProcessLifetime>,
-    pub chore: MaintenanceTask,
-    task: JoinHandle<Result<Option<Kept>>>,
+    pub task_kind: MaintenanceTask,
+    task: JoinHandle<Result<Option<ProtectedPoint>>>,
 }
 
 impl Upkeep {
-    /// Starts one; `acknowledged` is the last entry that somebody was told of.
+    /// Starts one. A merge covers a range up to the last acknowledged entry.
     pub fn start(
         cloud: &Cloud,
         number: u64,
-        chore: MaintenanceTask,
-        acknowledged: Seq,
+        task_kind: MaintenanceTask,
+        last_acknowledged: Seq,
     ) -> Option<Upkeep> {
-        let lifetime = Arc::new(ProcessLifetime::new(number, NOWHERE + number));
+        let lifetime = Arc::new(ProcessLifetime::new(number, FIRST_VOLUME + number));
         let clock = HostClock::new(cloud.world.clone());
         let (logs, _) = cloud.logs(&lifetime, clock.clone());
         let id = cloud.id();
         let scratch = Mount {
-            disk: Disk::new(NOWHERE + number, clock),
+            disk: Disk::new(FIRST_VOLUME + number, clock),
             world: cloud.world.clone(),
             lifetime: lifetime.clone(),
         };
-        let task = match chore {
+        let task = match task_kind {
             MaintenanceTask::Merge { from, to } => {
-                let at = |percent: u64| 1 + (acknowledged.saturating_sub(1)) * percent / 100;
+                let at = |percent: u64| 1 + (last_acknowledged.saturating_sub(1)) * percent / 100;
                 let (from, to) = (at(from), at(to));
-                if from >= to || acknowledged == 0 {
+                if from >= to || last_acknowledged == 0 {
                     return None;
                 }
                 tokio::spawn(async move {
@@ -87,51 +87,54 @@ impl Upkeep {
             MaintenanceTask::Undelete => {
                 tokio::spawn(async move { remove::undelete(&logs, &id).await.map(|_| None) })
             }
-            MaintenanceTask::ForkOrigin => {
+            MaintenanceTask::Fork => {
                 let new = logs.id(format!("fork-{number}").parse().expect("plain"));
                 tokio::task::spawn_local(async move {
                     let point = ResolvedPoint::default();
                     let forked = fork::fork(&logs, &id, &point, &new, &scratch).await?;
-                    Ok(Some(Kept::ForkOrigin(new, forked.seq)))
+                    Ok(Some(ProtectedPoint::Fork(new, forked.seq)))
                 })
             }
-            MaintenanceTask::Name => {
+            MaintenanceTask::NameCheckpoint => {
                 let (profile, name) = (cloud.profile.clone(), format!("name-{number}"));
                 tokio::task::spawn_local(async move {
                     let point = ResolvedPoint::default();
                     let named = point::create(&logs, &*profile, &id, &name, &point).await?;
-                    Ok(named.checkpoint.seq.map(|seq| Kept::Named(name, seq)))
+                    Ok(named
+                        .checkpoint
+                        .seq
+                        .map(|seq| ProtectedPoint::Checkpoint(name, seq)))
                 })
             }
         };
         Some(Upkeep {
             lifetime,
-            chore,
+            task_kind,
             task,
         })
     }
 
     pub fn has_ended(&self) -> bool {
-        self.lifetime.is_dead() || self.task.is_finished()
+        self.lifetime.is_killed() || self.task.is_finished()
     }
 
-    /// How it ended: what it promised to keep.
-    pub async fn end(self) -> std::result::Result<Option<Kept>, String> {
-        if self.lifetime.is_dead() {
+    /// Waits for it to end. Returns the point that it reported as protected.
+    pub async fn end(self) -> std::result::Result<Option<ProtectedPoint>, String> {
+        if self.lifetime.is_killed() {
             self.task.abort();
             return Ok(None);
         }
         match self.task.await {
-            Err(error) => Err(format!("{:?} panicked: {error}", self.chore)),
+            Err(error) => Err(format!("{:?} panicked: {error}", self.task_kind)),
             Ok(Err(error))
                 if !matches!(
                     error.kind(),
                     ErrorKind::Unavailable | ErrorKind::NotFound | ErrorKind::Conflict
                 ) =>
             {
-                Err(format!("{:?} failed: {error}", self.chore))
+                Err(format!("{:?} failed: {error}", self.task_kind))
             }
-            Ok(kept) => Ok(kept.unwrap_or_default()),
+            Ok(promise) => Ok(promise.unwrap_or_default()),
         }
     }
 }

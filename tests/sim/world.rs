@@ -10,34 +10,34 @@ use tokio::time::{Instant, sleep};
 
 use super::rng::SeededRng;
 
-/// The world begins here, in microseconds since 1970.
+/// The start of the simulated time, in microseconds since 1970.
 const BEGIN: i64 = 1_800_000_000_000_000;
 
-/// What goes wrong, in so many of a hundred requests.
+/// The faults of requests, each in percent.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FaultConditions {
     /// A write fails and has no effect.
     pub before: u8,
-    /// A write takes effect and its answer is lost.
+    /// A write takes effect and its reply is lost.
     pub after: u8,
     /// A write fails, and takes effect later.
     pub late: u8,
     /// A read or a listing fails.
     pub reads: u8,
-    /// A request and its answer take up to so many milliseconds each.
+    /// Maximum milliseconds of a request, and of its reply.
     pub delay: u64,
-    /// The database does not answer.
+    /// The database is unreachable.
     pub index_down: bool,
-    /// The database answers from a copy that is behind.
+    /// The database answers from a lagging replica.
     pub index_old: bool,
     /// A statement fails, with or without effect.
     pub index: u8,
 }
 
-/// What becomes of a request.
+/// What happens to a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fate {
-    Well,
+pub enum InjectedOutcome {
+    Success,
     Before,
     After,
     Late(u64),
@@ -45,7 +45,7 @@ pub enum Fate {
 
 /// What all processes share.
 pub struct World {
-    began: Instant,
+    started: Instant,
     fault_conditions: Mutex<FaultConditions>,
     rng: Mutex<SeededRng>,
     trace: Option<Mutex<Vec<String>>>,
@@ -54,7 +54,7 @@ pub struct World {
 impl World {
     pub fn new(seed: u64, traced: bool) -> Arc<World> {
         Arc::new(World {
-            began: Instant::now(),
+            started: Instant::now(),
             fault_conditions: Mutex::default(),
             rng: Mutex::new(SeededRng::new(seed, 2)),
             trace: traced.then(Mutex::default),
@@ -62,15 +62,15 @@ impl World {
     }
 
     pub fn elapsed(&self) -> Duration {
-        self.began.elapsed()
+        self.started.elapsed()
     }
 
-    /// True time, which no process knows.
+    /// The true time, which no process can read.
     pub fn micros(&self) -> i64 {
         BEGIN + self.elapsed().as_micros() as i64
     }
 
-    /// The same, as the store tells it.
+    /// The true time, as the store reports it.
     pub fn now(&self) -> Timestamp {
         Timestamp::from_microsecond(self.micros()).expect("within a century")
     }
@@ -85,23 +85,23 @@ impl World {
         self.rng.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What becomes of a write.
-    pub fn fate_of_write(&self) -> Fate {
+    /// Draws the outcome of a write.
+    pub fn write_outcome(&self) -> InjectedOutcome {
         let fault_conditions = self.fault_conditions().clone();
         let mut rng = self.rng();
         if rng.percent(fault_conditions.before) {
-            Fate::Before
+            InjectedOutcome::Before
         } else if rng.percent(fault_conditions.after) {
-            Fate::After
+            InjectedOutcome::After
         } else if rng.percent(fault_conditions.late) {
-            // Some arrive before the next try, some long after it.
-            Fate::Late(if rng.coin() {
+            // Some arrive before the next attempt, some long after it.
+            InjectedOutcome::Late(if rng.coin() {
                 1 + rng.below(400)
             } else {
                 1 + rng.below(60_000)
             })
         } else {
-            Fate::Well
+            InjectedOutcome::Success
         }
     }
 
@@ -110,21 +110,21 @@ impl World {
         self.rng().percent(reads)
     }
 
-    /// What becomes of a statement.
-    pub fn fate_of_statement(&self) -> Fate {
+    /// Draws the outcome of a statement.
+    pub fn statement_outcome(&self) -> InjectedOutcome {
         let (down, faults) = {
             let fault_conditions = self.fault_conditions();
             (fault_conditions.index_down, fault_conditions.index)
         };
         let mut rng = self.rng();
         match down || rng.percent(faults) {
-            true if down || rng.coin() => Fate::Before,
-            true => Fate::After,
-            false => Fate::Well,
+            true if down || rng.coin() => InjectedOutcome::Before,
+            true => InjectedOutcome::After,
+            false => InjectedOutcome::Success,
         }
     }
 
-    /// The way of a request or an answer.
+    /// Waits as long as a request or a reply takes.
     pub async fn delay(&self) {
         let most = self.fault_conditions().delay;
         if most > 0 {
@@ -133,7 +133,7 @@ impl World {
         }
     }
 
-    /// Adds a line to the trace, if somebody wants to read it.
+    /// Adds a line to the trace, if there is one.
     pub fn note(&self, line: impl FnOnce() -> String) {
         if let Some(trace) = &self.trace {
             let at = self.elapsed().as_millis();
@@ -151,26 +151,26 @@ impl World {
     }
 }
 
-/// The clock of one machine: true time and an error.
+/// The clock of one machine: true time plus an offset.
 pub struct HostClock {
     world: Arc<World>,
-    off: AtomicI64,
+    offset: AtomicI64,
 }
 
 impl HostClock {
     pub fn new(world: Arc<World>) -> Arc<HostClock> {
         Arc::new(HostClock {
             world,
-            off: AtomicI64::new(0),
+            offset: AtomicI64::new(0),
         })
     }
 
     pub fn jump(&self, micros: i64) {
-        self.off.store(micros, Ordering::Relaxed);
+        self.offset.store(micros, Ordering::Relaxed);
     }
 
     pub fn micros(&self) -> i64 {
-        self.world.micros() + self.off.load(Ordering::Relaxed)
+        self.world.micros() + self.offset.load(Ordering::Relaxed)
     }
 }
 

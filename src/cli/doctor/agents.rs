@@ -4,13 +4,13 @@ use std::path::Path;
 
 use futures_util::future::join_all;
 
-use super::{Findings, Grade};
+use super::{DoctorReport, Grade};
 use crate::agent::Profile;
-use crate::cli::agent_version::installed_version;
+use crate::sys::program_version::installed_version;
 use crate::wire::{self, Parts};
 
 /// Checks each agent that has a profile.
-pub async fn check(parts: Option<&Parts>, findings: &mut Findings) {
+pub async fn check(parts: Option<&Parts>, report: &mut DoctorReport) {
     let agents = wire::local_agents();
     // Some agents create files in the home directory even for `--version`. An agent without a root
     // gets a temporary home directory.
@@ -47,7 +47,7 @@ pub async fn check(parts: Option<&Parts>, findings: &mut Findings) {
             "run \"sessiond daemon --agent {}\" to stream it",
             profile.name()
         );
-        findings.add(
+        report.add(
             "agent",
             Grade::Ok,
             text,
@@ -55,7 +55,7 @@ pub async fn check(parts: Option<&Parts>, findings: &mut Findings) {
         );
     }
     if found == 0 {
-        findings.add(
+        report.add(
             "agent",
             Grade::Warn,
             "no known agent found",

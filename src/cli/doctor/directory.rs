@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::{Findings, Grade};
+use super::{DoctorReport, Grade};
 use crate::agent::{FileClass, Profile};
 use crate::capture::scan::{DirectoryScan, scan};
 use crate::cli::print;
@@ -22,27 +22,51 @@ const WARNING_PERIOD: Duration = Duration::from_secs(3 * 24 * 60 * 60);
 const MAX_NAMES: usize = 12;
 
 /// Checks the directory.
-pub fn check(parts: &Parts, findings: &mut Findings) {
+pub fn check(parts: &Parts, report: &mut DoctorReport) {
     let root = match parts.root() {
         Ok(root) => root,
-        Err(error) => return findings.fail("directory", &error),
+        Err(error) => return report.fail("directory", &error),
     };
+    let Some(owner) = check_root(root, report) else {
+        return;
+    };
+    let Ok(disk) = parts.directory() else { return };
+    match scan(&*disk, &*parts.profile, None) {
+        Err(error) => report.fail("directory", &error),
+        Ok(scan) => {
+            report_scan(root, &scan, report);
+            check_owners(root, owner, &scan, report);
+            check_duplicates(&*parts.profile, &scan, report);
+            check_retention(parts, &*disk, &scan, report);
+        }
+    }
+    if parts.mirror.is_none() {
+        list_files(&*parts.profile, &*disk, report);
+    }
+    check_watches(parts, &*disk, report);
+}
+
+/// Checks that the directory exists and that sessiond can write to it. Returns its owner; none if
+/// there is no directory.
+fn check_root(root: &Path, report: &mut DoctorReport) -> Option<u32> {
     if root.is_symlink() && !root.exists() {
         let text = format!("{} is a dangling symbolic link", root.display());
-        return findings.add(
+        report.add(
             "directory",
             Grade::Fail,
             text,
             Some("create its target, or use --root DIR"),
         );
+        return None;
     }
     let Ok(found) = std::fs::metadata(root) else {
-        return findings.add(
+        report.add(
             "directory",
             Grade::Warn,
             format!("{} does not exist yet", root.display()),
             Some("start the agent or the daemon to create it, or use --root DIR for another directory"),
         );
+        return None;
     };
     let me = rustix::process::geteuid();
     if !me.is_root() && found.uid() != me.as_raw() {
@@ -52,7 +76,7 @@ pub fn check(parts: &Parts, findings: &mut Findings) {
             found.uid(),
             me.as_raw()
         );
-        findings.add(
+        report.add(
             "directory",
             Grade::Fail,
             text,
@@ -61,61 +85,44 @@ pub fn check(parts: &Parts, findings: &mut Findings) {
     }
     if let Err(cause) = rustix::fs::access(root, rustix::fs::Access::WRITE_OK) {
         let text = format!("{} is not writable: {cause}", root.display());
-        findings.add(
+        report.add(
             "directory",
             Grade::Fail,
             text,
             Some("fix its mount or permissions: sessiond stores its state in it"),
         );
     }
-    let Ok(disk) = parts.directory() else { return };
-    match scan(&*disk, &*parts.profile, None) {
-        Err(error) => findings.fail("directory", &error),
-        Ok(scan) => {
-            let sessions = scan.logs.keys().filter(|name| !name.is_project()).count();
-            let files: usize = scan.logs.values().map(Vec::len).sum();
-            let bytes: u64 = scan
-                .logs
-                .values()
-                .flatten()
-                .map(|file| file.stat.size)
-                .sum();
-            let transcripts = scan
-                .logs
-                .values()
-                .flatten()
-                .filter(|file| file.kind == FileKind::Append)
-                .count();
-            let text = format!(
-                "{}: {} in {} ({}), {}",
-                root.display(),
-                print::plural(sessions, "session", "sessions"),
-                print::plural(files, "file", "files"),
-                print::plural(transcripts, "transcript", "transcripts"),
-                print::bytes(bytes)
-            );
-            findings.ok("directory", text);
-            for skipped in &scan.skipped {
-                findings.add(
-                    "directory",
-                    Grade::Warn,
-                    format!("not stored: {skipped}"),
-                    None,
-                );
-            }
-            check_owners(root, found.uid(), &scan, findings);
-            check_duplicates(&*parts.profile, &scan, findings);
-            check_retention(parts, &*disk, &scan, findings);
-        }
+    Some(found.uid())
+}
+
+/// Reports how much is stored, and what is not.
+fn report_scan(root: &Path, scan: &DirectoryScan, report: &mut DoctorReport) {
+    let sessions = scan.logs.keys().filter(|name| !name.is_project()).count();
+    let files: usize = scan.logs.values().map(Vec::len).sum();
+    let all = || scan.logs.values().flatten();
+    let bytes: u64 = all().map(|file| file.stat.size).sum();
+    let transcripts = all().filter(|file| file.kind == FileKind::Append).count();
+    let text = format!(
+        "{}: {} in {} ({}), {}",
+        root.display(),
+        print::plural(sessions, "session", "sessions"),
+        print::plural(files, "file", "files"),
+        print::plural(transcripts, "transcript", "transcripts"),
+        print::bytes(bytes)
+    );
+    report.ok("directory", text);
+    for skipped in &scan.skipped {
+        report.add(
+            "directory",
+            Grade::Warn,
+            format!("not stored: {skipped}"),
+            None,
+        );
     }
-    if parts.mirror.is_none() {
-        list_files(&*parts.profile, &*disk, findings);
-    }
-    check_watches(parts, &*disk, findings);
 }
 
 /// An agent that does not own its transcript resumes the session, but silently saves nothing.
-fn check_owners(root: &Path, owner: u32, scan: &DirectoryScan, findings: &mut Findings) {
+fn check_owners(root: &Path, owner: u32, scan: &DirectoryScan, report: &mut DoctorReport) {
     let all = || scan.logs.values().flatten().map(|file| &file.path);
     let foreign: Vec<&RelPath> = all()
         .filter(|path| {
@@ -131,7 +138,7 @@ fn check_owners(root: &Path, owner: u32, scan: &DirectoryScan, findings: &mut Fi
             "run \"chown -R {owner} {}\": the agent cannot write to files of other users",
             root.display()
         );
-        findings.add("owner", Grade::Fail, text, Some(&hint));
+        report.add("owner", Grade::Fail, text, Some(&hint));
     }
     let unreadable: Vec<&RelPath> = all()
         .filter(|path| rustix::fs::access(path.below(root), rustix::fs::Access::READ_OK).is_err())
@@ -141,7 +148,7 @@ fn check_owners(root: &Path, owner: u32, scan: &DirectoryScan, findings: &mut Fi
             "{} not readable, such as {first}",
             print::plural(unreadable.len(), "file is", "files are")
         );
-        findings.add(
+        report.add(
             "owner",
             Grade::Fail,
             text,
@@ -151,7 +158,7 @@ fn check_owners(root: &Path, owner: u32, scan: &DirectoryScan, findings: &mut Fi
 }
 
 /// Newer clients ignore a session whose transcript is in two directories; older clients use either.
-fn check_duplicates(profile: &dyn Profile, scan: &DirectoryScan, findings: &mut Findings) {
+fn check_duplicates(profile: &dyn Profile, scan: &DirectoryScan, report: &mut DoctorReport) {
     for (name, files) in &scan.logs {
         let mut places: BTreeMap<&str, Vec<&RelPath>> = BTreeMap::new();
         for file in files
@@ -170,7 +177,7 @@ fn check_duplicates(profile: &dyn Profile, scan: &DirectoryScan, findings: &mut 
                 "session {name} is in {} directories: {listed}",
                 places.len()
             );
-            findings.add(
+            report.add(
                 "directory",
                 Grade::Fail,
                 text,
@@ -185,7 +192,7 @@ fn check_retention(
     parts: &Parts,
     directory: &dyn Directory,
     scan: &DirectoryScan,
-    findings: &mut Findings,
+    report: &mut DoctorReport,
 ) {
     let settings = "settings.json"
         .parse()
@@ -210,7 +217,7 @@ fn check_retention(
     let days = after.as_secs() / 86_400;
     match scan.logs.values().filter(old).count() {
         0 => {}
-        sessions => findings.add(
+        sessions => report.add(
             "retention",
             Grade::Warn,
             format!(
@@ -225,7 +232,7 @@ fn check_retention(
 }
 
 /// Lists which top-level files and directories are stored and which are ignored.
-fn list_files(profile: &dyn Profile, directory: &dyn Directory, findings: &mut Findings) {
+fn list_files(profile: &dyn Profile, directory: &dyn Directory, report: &mut DoctorReport) {
     let (mut stored, mut ignored) = (Vec::new(), Vec::new());
     for item in directory.list(None).unwrap_or_default() {
         let Ok(path) = item.name.parse::<RelPath>() else {
@@ -255,14 +262,14 @@ fn list_files(profile: &dyn Profile, directory: &dyn Directory, findings: &mut F
             listed
         }
     };
-    findings.ok(
+    report.ok(
         "files",
         format!("stored: {}; ignored: {}", list(stored), list(ignored)),
     );
 }
 
 /// Each directory needs a watch. If the limit is too low, sessiond scans instead.
-fn check_watches(parts: &Parts, directory: &dyn Directory, findings: &mut Findings) {
+fn check_watches(parts: &Parts, directory: &dyn Directory, report: &mut DoctorReport) {
     let limit = std::fs::read_to_string("/proc/sys/fs/inotify/max_user_watches")
         .ok()
         .and_then(|text| text.trim().parse::<usize>().ok());
@@ -284,7 +291,7 @@ fn check_watches(parts: &Parts, directory: &dyn Directory, findings: &mut Findin
     let watched = print::plural(directories, "directory", "directories");
     match limit {
         Some(limit) if directories * 2 > limit => {
-            findings.add(
+            report.add(
                 "watches",
                 Grade::Warn,
                 format!("{watched} to watch, but the inotify limit is {limit}"),
@@ -293,6 +300,6 @@ fn check_watches(parts: &Parts, directory: &dyn Directory, findings: &mut Findin
                 ),
             );
         }
-        _ => findings.ok("watches", format!("{watched} to watch")),
+        _ => report.ok("watches", format!("{watched} to watch")),
     }
 }

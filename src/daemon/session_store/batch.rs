@@ -9,9 +9,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::key::TranscriptKey;
+use crate::codec::version;
 use crate::error::{Error, ErrorContext, ErrorKind, Result};
 use crate::model::{Digest, FileStat, RelPath};
-use crate::sys::{Directory, Meta};
+use crate::sys::{Directory, FileAttributes};
 
 /// Number of batches that the append record keeps. An SDK repeats an append immediately or not at
 /// all.
@@ -21,8 +22,9 @@ const RECORDED_BATCHES: usize = 4;
 const CHUNK_BYTES: usize = 256 << 10;
 
 /// The append record of a session: a file in the session's log, next to its transcripts.
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct AppendRecord {
+    version: u32,
     /// The last batches, oldest first.
     #[serde(default)]
     batches: Vec<RecordedBatch>,
@@ -52,15 +54,31 @@ pub struct Summary {
     pub data: Box<RawValue>,
 }
 
+impl Default for AppendRecord {
+    fn default() -> Self {
+        AppendRecord {
+            version: version::APPEND_RECORD,
+            batches: Vec::new(),
+            summary: None,
+        }
+    }
+}
+
 impl AppendRecord {
-    /// Loads a record. A missing or damaged record is empty.
+    /// Loads a record. A missing or damaged record is empty; a record of a newer sessiond is an
+    /// error.
     pub fn load(directory: &dyn Directory, path: &RelPath) -> Result<AppendRecord> {
         let bytes = directory
             .read(path)
             .map_err(|cause| Error::io(format!("read {path}"), cause))?;
-        Ok(bytes
-            .and_then(|bytes| serde_json::from_slice(&bytes).ok())
-            .unwrap_or_default())
+        let Some(bytes) = bytes else {
+            return Ok(AppendRecord::default());
+        };
+        match version::read(path.as_str(), &bytes, version::APPEND_RECORD) {
+            Ok(1) => Ok(serde_json::from_slice(&bytes).unwrap_or_default()),
+            Err(error) if error.kind() == ErrorKind::NewerFormat => Err(error),
+            _ => Ok(AppendRecord::default()),
+        }
     }
 
     /// The version of the summary; 0 if there is none.
@@ -68,18 +86,13 @@ impl AppendRecord {
         self.summary.as_ref().map_or(0, |summary| summary.version)
     }
 
-    fn save(&self, directory: &dyn Directory, path: &RelPath, meta: &Meta) -> Result<()> {
+    fn save(&self, directory: &dyn Directory, path: &RelPath) -> Result<()> {
         let bytes = serde_json::to_vec(self).map_err(|cause| {
             Error::new(ErrorKind::Internal, "encode an append record").caused_by(cause)
         })?;
-        // The profile ignores this name, so that an incomplete file is never uploaded.
-        let temporary: RelPath = format!("{path}.tmp").parse()?;
-        let write = || -> std::io::Result<()> {
-            directory.write_at(&temporary, 0, &bytes)?;
-            directory.finish(&temporary, meta)?;
-            directory.rename(&temporary, path, meta.owner)
-        };
-        write().map_err(|cause| Error::io(format!("write {path}"), cause))
+        directory
+            .replace(path, &bytes, true)
+            .map_err(|cause| Error::io(format!("write {path}"), cause))
     }
 
     fn find(&self, id: Option<&str>, path: &RelPath) -> Option<&RecordedBatch> {
@@ -141,7 +154,7 @@ pub enum BatchOutcome {
 }
 
 /// The state of one transcript, so that it need not be read again.
-struct TranscriptState {
+struct CachedTranscript {
     stat: FileStat,
     /// The length up to the end of the last complete line.
     len: u64,
@@ -157,7 +170,7 @@ struct NewEntries {
 }
 
 impl NewEntries {
-    fn select(entries: &[&RawValue], transcript: &TranscriptState) -> NewEntries {
+    fn select(entries: &[&RawValue], transcript: &CachedTranscript) -> NewEntries {
         let mut new = NewEntries {
             count: 0,
             bytes: Vec::new(),
@@ -184,7 +197,7 @@ impl NewEntries {
 
 /// The transcripts of one session that were read before.
 #[derive(Default)]
-pub struct TranscriptCache(HashMap<RelPath, TranscriptState>);
+pub struct TranscriptCache(HashMap<RelPath, CachedTranscript>);
 
 impl TranscriptCache {
     /// Writes the new entries of a batch. An incomplete last line, which a crash left, is cut off:
@@ -225,17 +238,17 @@ impl TranscriptCache {
             return Ok(outcome(0, record.summary_version()));
         }
         let mtime = batch.now_ms.max(transcript.stat.mtime_ns / 1_000_000 + 1);
-        let meta = Meta {
+        let attributes = FileAttributes {
             mode: 0o600,
             mtime_ns: mtime.saturating_mul(1_000_000),
             owner: None,
         };
         if !is_repeated && (batch.id.is_some() || batch.summary.is_some()) {
             update_record(&mut record, batch, mtime, transcript.len, new.bytes.len());
-            record.save(directory, &record_path, &meta)?;
+            record.save(directory, &record_path)?;
         }
         let count = new.count;
-        self.write(directory, path, new, &meta)?;
+        self.write(directory, path, new, &attributes)?;
         Ok(outcome(count, record.summary_version()))
     }
 
@@ -245,14 +258,14 @@ impl TranscriptCache {
         directory: &dyn Directory,
         path: &RelPath,
         new: NewEntries,
-        meta: &Meta,
+        attributes: &FileAttributes,
     ) -> Result<()> {
         let transcript = self.0.entry(path.clone()).or_insert_with(empty_transcript);
         let start = transcript.len;
         let write = || {
             directory
                 .write_at(path, start, &new.bytes)
-                .and_then(|()| directory.finish(path, meta))
+                .and_then(|()| directory.finish(path, attributes))
                 .and_then(|()| directory.stat(path))
         };
         match write().map_err(|cause| Error::io(format!("write {path}"), cause)) {
@@ -274,11 +287,11 @@ impl TranscriptCache {
         &mut self,
         directory: &dyn Directory,
         path: &RelPath,
-    ) -> Result<&mut TranscriptState> {
+    ) -> Result<&mut CachedTranscript> {
         let stat = directory
             .stat(path)
             .map_err(|cause| Error::io(format!("read the metadata of {path}"), cause))?;
-        let is_current = |transcript: &TranscriptState| {
+        let is_current = |transcript: &CachedTranscript| {
             Some(transcript.stat) == stat || stat.is_none() && transcript.len == 0
         };
         if !self.0.get(path).is_some_and(is_current) {
@@ -309,8 +322,8 @@ fn update_record(record: &mut AppendRecord, batch: &Batch<'_>, mtime: i64, start
     }
 }
 
-fn empty_transcript() -> TranscriptState {
-    TranscriptState {
+fn empty_transcript() -> CachedTranscript {
+    CachedTranscript {
         stat: FileStat {
             dev: 0,
             ino: 0,
@@ -323,7 +336,7 @@ fn empty_transcript() -> TranscriptState {
     }
 }
 
-fn scan(directory: &dyn Directory, path: &RelPath) -> std::io::Result<TranscriptState> {
+fn scan(directory: &dyn Directory, path: &RelPath) -> std::io::Result<CachedTranscript> {
     let mut transcript = empty_transcript();
     let Some(file) = directory.open(path)? else {
         return Ok(transcript);
@@ -352,11 +365,11 @@ fn scan(directory: &dyn Directory, path: &RelPath) -> std::io::Result<Transcript
 /// A hash of the ID of an entry, if it has one.
 fn hash_entry_id(entry: &[u8]) -> Option<u128> {
     #[derive(Deserialize)]
-    struct Entry<'a> {
+    struct SdkEntry<'a> {
         #[serde(borrow)]
         uuid: Option<std::borrow::Cow<'a, str>>,
     }
-    let uuid = serde_json::from_slice::<Entry<'_>>(entry).ok()?.uuid?;
+    let uuid = serde_json::from_slice::<SdkEntry<'_>>(entry).ok()?.uuid?;
     let digest = Digest::of(uuid.as_bytes()).to_string();
     u128::from_str_radix(digest.get(..32)?, 16).ok()
 }

@@ -31,9 +31,7 @@ use crate::log::segments;
 use crate::log::writer::{WriteTarget, fenced_error};
 use crate::model::{FileKind, LogId, ProjectId, RelPath, ResolvedPoint, Seq, SessionId};
 use crate::operations::pull;
-use crate::operations::restore::{
-    IfMissing, IndexUpdate, RestoreRequest, RestoreService, SessionSet,
-};
+use crate::operations::restore::{IfMissing, RestoreRequest, RestoreService, SessionSet};
 use crate::store::Store;
 use crate::sys::lines::complete_lines_len;
 use crate::sys::lock::state_dir;
@@ -59,7 +57,7 @@ pub struct SessionStore {
     handle: StreamerHandle,
     index_queue: Arc<IndexQueue>,
     sessions: Mutex<HashMap<SessionId, Arc<AsyncMutex<SessionState>>>>,
-    restore_service: RestoreService,
+    restore_service: Arc<RestoreService>,
 }
 
 /// The state of a session between calls. One call at a time uses it.
@@ -148,21 +146,23 @@ pub struct SessionSummary {
 }
 
 impl SessionStore {
-    /// Creates the store on the directory that `service` streams.
-    pub fn new(parts: &Parts, service: &Service) -> Result<SessionStore> {
-        let disk = parts.directory()?;
-        // A killed process may have left copies. The caller holds the lock of the directory.
+    /// Creates the store on the directory that `service` streams and `restore_service` has locked.
+    pub fn new(
+        parts: &Parts,
+        service: &Service,
+        restore_service: Arc<RestoreService>,
+    ) -> SessionStore {
+        let disk = restore_service.disk().clone();
+        // A killed process may have left copies.
         let _ = std::fs::remove_dir_all(copies_directory(disk.root()));
-        let (counters, index) = (service.counters(), IndexUpdate::Deferred);
-        let restore_service = RestoreService::without_lock(parts, None, counters, index)?;
-        Ok(SessionStore {
+        SessionStore {
             parts: parts.clone(),
             disk,
             handle: service.handle(),
             index_queue: service.index_queue(),
             sessions: Mutex::default(),
             restore_service,
-        })
+        }
     }
 
     /// Checks a key.

@@ -14,10 +14,9 @@ use super::rows::{
     truncate_optional,
 };
 use super::{IndexOptions, message_texts};
-use crate::config::Prices;
 use crate::error::Result;
 use crate::index::EntryRecord;
-use crate::model::{Digest, LocatedMessage, Message, Part, Tokens};
+use crate::model::{Digest, LocatedMessage, Message, Part, Prices, Tokens};
 
 /// Maximum number of rows in one statement. SQLite accepts 32766 values, PostgreSQL 65535.
 const MAX_ROWS: usize = 200;

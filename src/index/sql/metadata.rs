@@ -9,7 +9,7 @@ use sqlx::{AnyConnection, Row};
 use super::error::SqlError;
 use super::rows::{log_columns, read_count, read_text, to_bigint, ttl_column};
 use crate::error::Result;
-use crate::model::{LogId, SessionMetadata, Status};
+use crate::model::{LogId, SessionMetadata, SessionStatus};
 
 /// Locks the session's row, as `record` does, unless it has newer metadata.
 const LOCK_SESSION: &str = "UPDATE sessions SET head = head WHERE namespace = $1 AND agent = $2 AND id = $3 AND metadata_version <= $4 \
@@ -53,9 +53,9 @@ impl ClosedColumns {
 /// Returns the status of a session that is not removed.
 pub(super) fn status(raw_bytes: u64, closed: Option<&ClosedColumns>) -> &str {
     match closed {
-        _ if raw_bytes == 0 => Status::Created.as_str(),
+        _ if raw_bytes == 0 => SessionStatus::Created.as_str(),
         Some(closed) if closed.raw_bytes == raw_bytes => &closed.status,
-        _ => Status::Active.as_str(),
+        _ => SessionStatus::Active.as_str(),
     }
 }
 
@@ -76,7 +76,7 @@ pub(super) async fn set(
         return Ok(());
     };
     let closed = metadata.closed.map(|closed| ClosedColumns {
-        status: Status::from(closed.status).as_str().to_owned(),
+        status: SessionStatus::from(closed.status).as_str().to_owned(),
         raw_bytes: closed.raw_bytes,
     });
     let before = read_text(&row, "status")?;

@@ -72,6 +72,10 @@ const UPSERT_CHECKPOINT: &str = "INSERT INTO checkpoints (namespace, agent, sess
 
 const DELETE_OLD_CHECKPOINTS: &str = "DELETE FROM checkpoints WHERE namespace = $1 AND agent = $2 AND session = $3 AND name = '' AND number <= $4";
 
+/// Sets the bytes of the entries before a reset to 0: they no longer belong to the session.
+const CLEAR_RAW_BYTES: &str = "UPDATE entries SET raw_bytes = 0 \
+     WHERE namespace = $1 AND agent = $2 AND session = $3 AND branch = '' AND seq < $4 AND raw_bytes > 0";
+
 /// Deletes the rows that are derived from the entries of a log.
 const DELETE_CONTENT: [&str; 4] = [
     "DELETE FROM files WHERE namespace = $1 AND agent = $2 AND session = $3",
@@ -133,7 +137,7 @@ pub(super) async fn record(
     if header.resets_log() || header.kind == EntryKind::Snapshot {
         totals = RunningTotals::default();
         (before.raw_bytes, before.stored_bytes) = (0, 0);
-        delete_content(transaction, &record.log).await?;
+        delete_content(transaction, record).await?;
     }
     if header.kind == EntryKind::Purge {
         metadata::clear(transaction, &record.log).await?;
@@ -213,8 +217,11 @@ async fn insert_entry(
 }
 
 /// Deletes the rows that are derived from the earlier entries of a log.
-async fn delete_content(transaction: &mut AnyConnection, log: &LogId) -> Result<(), SqlError> {
-    let (namespace, agent, id) = log_columns(log);
+async fn delete_content(
+    transaction: &mut AnyConnection,
+    record: &EntryRecord,
+) -> Result<(), SqlError> {
+    let (namespace, agent, id) = log_columns(&record.log);
     for sql in DELETE_CONTENT {
         sqlx::query(sql)
             .bind(namespace)
@@ -223,6 +230,13 @@ async fn delete_content(transaction: &mut AnyConnection, log: &LogId) -> Result<
             .execute(&mut *transaction)
             .await?;
     }
+    sqlx::query(CLEAR_RAW_BYTES)
+        .bind(namespace)
+        .bind(agent)
+        .bind(&id)
+        .bind(to_bigint("sequence number", record.header.seq)?)
+        .execute(transaction)
+        .await?;
     Ok(())
 }
 
@@ -299,6 +313,14 @@ async fn update_session(
     // was recorded first. A log that starts over determines them again, because its earlier entries
     // may be deleted.
     let is_first = before.head == 0 || header.resets_log();
+    let written_at = header.written_at().map(format_time);
+    // A claim changes nothing that a user sees, so it does not make a session the latest one.
+    let updated = match (&written_at, is_first || before.raw_bytes == 0) {
+        (Some(written_at), true) => written_at.as_str(),
+        (Some(written_at), false) => written_at.as_str().max(before.updated.as_str()),
+        (None, _) if is_first => at,
+        (None, _) => before.updated.as_str(),
+    };
     sqlx::query(UPDATE_SESSION)
         .bind(namespace)
         .bind(agent)
@@ -309,11 +331,7 @@ async fn update_session(
         } else {
             before.created.as_str()
         })
-        .bind(if is_first {
-            at
-        } else {
-            at.max(before.updated.as_str())
-        })
+        .bind(updated)
         .bind(to_bigint("sequence number", header.seq)?)
         .bind(header.writer.as_str())
         .bind(to_bigint("length", raw_bytes)?)

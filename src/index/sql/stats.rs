@@ -1,8 +1,15 @@
 //! Statistics by day, project, model or label.
 //!
-//! Owns the assignment of costs to groups. If all of a session falls into one group and the agent
-//! reports its cost, that cost counts. Otherwise the costs of its responses count, and a response
-//! of unknown cost makes the cost of the group unknown.
+//! Owns the assignment of sessions, turns and costs to groups, so that the days add up to the
+//! total:
+//!
+//! - A session counts on the first day of the range on which it has messages; without messages, on
+//!   the day it was created.
+//! - A turn counts on the day it ended. The end of a turn that a fork inherits is not in the index,
+//!   so such a turn counts on the day the fork was created.
+//! - The responses have costs of their own. If the agent reports a higher cost for the whole
+//!   session, the difference is distributed in proportion to the tokens. Without a report, a
+//!   response of unknown cost makes the cost of its group unknown.
 
 use std::collections::BTreeMap;
 
@@ -68,10 +75,21 @@ pub(super) async fn stats(
         };
         rows.insert(Key::of(&stats.group), stats);
     }
+    if filter.group_by == Some(GroupBy::Day) && filter.since.is_none() && filter.until.is_none() {
+        for row in empty_sessions(filter).fetch(connection).await? {
+            group_entry(&mut rows, read_group(&row)?).sessions += read_count(&row, "sessions")?;
+        }
+    }
     // Turns and bytes do not belong to a model.
     if !whole_sessions && filter.group_by != Some(GroupBy::Model) {
-        for row in turns(filter).fetch(connection).await? {
-            group_entry(&mut rows, read_group(&row)?).turns = Some(read_count(&row, "turns")?);
+        for statement in [ended_turns(filter), inherited_turns(filter)] {
+            for row in statement.fetch(connection).await? {
+                let turns = read_count(&row, "turns")?;
+                if turns > 0 {
+                    let group = group_entry(&mut rows, read_group(&row)?);
+                    group.turns = Some(group.turns.unwrap_or(0) + turns);
+                }
+            }
         }
         for row in raw_bytes(filter).fetch(connection).await? {
             group_entry(&mut rows, read_group(&row)?).raw_bytes =
@@ -108,20 +126,20 @@ fn read_group(row: &AnyRow) -> Result<Option<String>, SqlError> {
     Ok(row.try_get("group_name")?)
 }
 
-/// Returns the grouping expression. `table` has the time and the model.
-fn group_expression(filter: &StatsFilter, table: &str) -> String {
+/// Returns the grouping expression. `time` and `model` are the columns of the counted rows.
+fn group_expression(filter: &StatsFilter, time: &str, model: &str) -> String {
     match filter.group_by {
         None => "CAST(NULL AS TEXT)".to_owned(),
-        Some(GroupBy::Day) => format!("substr({table}.at, 1, 10)"),
+        Some(GroupBy::Day) => format!("substr({time}, 1, 10)"),
         Some(GroupBy::Project) => "s.project".to_owned(),
-        Some(GroupBy::Model) => format!("{table}.model"),
+        Some(GroupBy::Model) => model.to_owned(),
         Some(GroupBy::Label) => {
             "CASE WHEN l.name IS NULL THEN NULL ELSE l.name || '=' || l.value END".to_owned()
         }
     }
 }
 
-/// Appends FROM and WHERE: the sessions, joined with a table of their rows, within the time range.
+/// Appends FROM and WHERE: the sessions, joined with a table of their rows.
 fn push_from(statement: &mut Statement, filter: &StatsFilter, table: Option<(&str, &str)>) {
     statement.push(" FROM sessions AS s");
     if let Some((name, table)) = table {
@@ -149,29 +167,33 @@ fn push_from(statement: &mut Statement, filter: &StatsFilter, table: Option<(&st
     if let Some(agent) = &filter.agent {
         statement.push(" AND s.agent = ").bind_text(agent.as_str());
     }
-    let Some((_, table)) = table else { return };
-    if let Some(since) = filter.since {
-        // A message since then is part of an entry since then.
-        statement
-            .push(" AND s.updated >= ")
-            .bind_text(format_time(since))
-            .push(" AND ")
-            .push(table)
-            .push(".at >= ")
-            .bind_text(format_time(since));
+    if let Some((_, table)) = table {
+        if let Some(since) = filter.since {
+            // A message since then is part of an entry since then.
+            statement
+                .push(" AND s.updated >= ")
+                .bind_text(format_time(since));
+        }
+        push_range(statement, filter, &format!("{table}.at"));
     }
-    if let Some(until) = filter.until {
-        statement
-            .push(" AND ")
-            .push(table)
-            .push(".at < ")
-            .bind_text(format_time(until));
+}
+
+/// Appends the condition that a time is in the range.
+fn push_range(statement: &mut Statement, filter: &StatsFilter, time: &str) {
+    for (operator, limit) in [(" >= ", filter.since), (" < ", filter.until)] {
+        if let Some(limit) = limit {
+            statement
+                .push(" AND ")
+                .push(time)
+                .push(operator)
+                .bind_text(format_time(limit));
+        }
     }
 }
 
 /// Sums the totals of the session rows.
 fn session_totals(filter: &StatsFilter) -> Statement {
-    let group = group_expression(filter, "s");
+    let group = group_expression(filter, "s.created", "s.model");
     let mut statement = Statement::new(format!(
         "SELECT {group} AS group_name, COUNT(*) AS sessions, {}, CAST(COALESCE(SUM(s.messages), 0) AS BIGINT) AS messages, \
          CAST(COALESCE(SUM(s.turns), 0) AS BIGINT) AS turns, CAST(COALESCE(SUM(s.raw_bytes), 0) AS BIGINT) AS raw_bytes, \
@@ -187,11 +209,12 @@ fn session_totals(filter: &StatsFilter) -> Statement {
 
 /// Sums over the messages in the time range.
 fn message_totals(filter: &StatsFilter) -> Statement {
-    let group = group_expression(filter, "m");
+    let group = group_expression(filter, "m.at", "m.model");
     let mut statement = Statement::new(format!(
-        "WITH per_session AS (SELECT {group} AS group_name, COUNT(*) AS messages, {}, CAST(COALESCE(SUM(m.cost), 0) AS BIGINT) AS cost, \
+        "WITH per_session AS (SELECT s.agent AS agent, s.id AS id, {group} AS group_name, COUNT(*) AS messages, {}, \
+         CAST(COALESCE(SUM(m.cost), 0) AS BIGINT) AS cost, \
          SUM(CASE WHEN m.input_tokens IS NOT NULL AND m.cost IS NULL THEN 1 ELSE 0 END) AS unpriced_responses, \
-         MIN(s.reported_cost) AS reported_cost, \
+         MIN(s.reported_cost) AS reported_cost, MIN(s.reported_cost - s.cost) AS unassigned_cost, \
          MIN(s.messages) AS all_messages, \
          MIN(s.input_tokens + s.output_tokens + s.cache_read_tokens + s.cache_write_tokens) AS all_tokens",
         token_sums("m")
@@ -201,35 +224,84 @@ fn message_totals(filter: &StatsFilter) -> Statement {
         statement.push(" AND m.model IS NOT NULL");
     }
     statement.push(" GROUP BY s.agent, s.id, ").push(&group);
-    statement.push(
-        "), priced AS (SELECT per_session.*, CASE WHEN per_session.messages = all_messages OR all_tokens > 0 AND \
-         input_tokens + output_tokens + cache_read_tokens + cache_write_tokens = all_tokens \
-         THEN reported_cost ELSE NULL END AS total FROM per_session) ",
+    // A session has several labels, but only one first day.
+    let (one_session, sessions) = match filter.group_by {
+        Some(GroupBy::Label) => ("agent, id, group_name", "COUNT(*)"),
+        Some(GroupBy::Day) => (
+            "agent, id",
+            "CAST(SUM(CASE WHEN position = 1 THEN 1 ELSE 0 END) AS BIGINT)",
+        ),
+        _ => ("agent, id", "COUNT(*)"),
+    };
+    // Differences of running sums: rounding never adds or loses a part of the cost.
+    let order = format!(
+        "OVER (PARTITION BY {one_session} ORDER BY CASE WHEN group_name IS NULL THEN 1 ELSE 0 END, group_name \
+         ROWS UNBOUNDED PRECEDING)"
     );
     statement.push(&format!(
-        "SELECT group_name, COUNT(*) AS sessions, CAST(SUM(messages) AS BIGINT) AS messages, {}, \
-         CAST(SUM(CASE WHEN total > cost THEN total ELSE cost END) AS BIGINT) AS cost, \
-         CAST(SUM(CASE WHEN total IS NULL AND unpriced_responses > 0 THEN 1 ELSE 0 END) AS BIGINT) \
+        "), weighted AS (SELECT per_session.*, \
+         CASE WHEN all_tokens > 0 THEN input_tokens + output_tokens + cache_read_tokens + cache_write_tokens \
+         ELSE messages END AS weight, \
+         CASE WHEN all_tokens > 0 THEN all_tokens ELSE all_messages END AS all_weight FROM per_session), \
+         running AS (SELECT weighted.*, ROW_NUMBER() {order} AS position, \
+         SUM(weight) {order} AS weight_so_far FROM weighted), \
+         priced AS (SELECT running.*, CASE WHEN unassigned_cost > 0 AND all_weight > 0 THEN \
+         CAST(unassigned_cost * (weight_so_far * 1.0 / all_weight) AS BIGINT) - \
+         CAST(unassigned_cost * ((weight_so_far - weight) * 1.0 / all_weight) AS BIGINT) \
+         ELSE 0 END AS assigned_cost FROM running) \
+         SELECT group_name, {sessions} AS sessions, CAST(SUM(messages) AS BIGINT) AS messages, {}, \
+         CAST(SUM(cost + assigned_cost) AS BIGINT) AS cost, \
+         CAST(SUM(CASE WHEN reported_cost IS NULL AND unpriced_responses > 0 THEN 1 ELSE 0 END) AS BIGINT) \
          AS unpriced_sessions FROM priced GROUP BY group_name",
         token_sums("priced")
     ));
     statement
 }
 
-fn turns(filter: &StatsFilter) -> Statement {
-    let mut statement = Statement::new(
-        "SELECT group_name, COUNT(*) AS turns FROM (SELECT DISTINCT s.agent, s.id, c.turn, ",
-    );
+/// Counts the sessions without messages, on the day they were created.
+fn empty_sessions(filter: &StatsFilter) -> Statement {
+    let group = group_expression(filter, "s.created", "s.model");
+    let mut statement = Statement::new(format!(
+        "SELECT {group} AS group_name, COUNT(*) AS sessions"
+    ));
+    push_from(&mut statement, filter, None);
+    statement.push(" AND s.messages = 0 GROUP BY ").push(&group);
     statement
-        .push(&group_expression(filter, "c"))
-        .push(" AS group_name");
+}
+
+/// Counts the turns whose end is in the index. A turn can end several times: the agent continued,
+/// or the turn was rewound.
+fn ended_turns(filter: &StatsFilter) -> Statement {
+    let group = group_expression(filter, "c.at", "s.model");
+    let mut statement = Statement::new(format!("SELECT {group} AS group_name, COUNT(*) AS turns"));
     push_from(&mut statement, filter, Some(("checkpoints", "c")));
-    statement.push(" AND c.name = '') AS complete GROUP BY group_name");
+    statement
+        .push(
+            " AND c.name = '' AND c.turn > 0 AND c.turn <= s.turns AND NOT EXISTS \
+             (SELECT 1 FROM checkpoints AS later WHERE later.namespace = c.namespace AND later.agent = c.agent \
+             AND later.session = c.session AND later.name = '' AND later.turn = c.turn AND later.number > c.number) \
+             GROUP BY ",
+        )
+        .push(&group);
+    statement
+}
+
+/// Counts the turns whose end is not in the index, on the day their session was created.
+fn inherited_turns(filter: &StatsFilter) -> Statement {
+    let group = group_expression(filter, "s.created", "s.model");
+    let mut statement = Statement::new(format!(
+        "SELECT {group} AS group_name, CAST(SUM(s.turns - (SELECT COUNT(DISTINCT c.turn) FROM checkpoints AS c \
+         WHERE c.namespace = s.namespace AND c.agent = s.agent AND c.session = s.id AND c.name = '' \
+         AND c.turn > 0 AND c.turn <= s.turns)) AS BIGINT) AS turns"
+    ));
+    push_from(&mut statement, filter, None);
+    push_range(&mut statement, filter, "s.created");
+    statement.push(" GROUP BY ").push(&group);
     statement
 }
 
 fn raw_bytes(filter: &StatsFilter) -> Statement {
-    let group = group_expression(filter, "e");
+    let group = group_expression(filter, "e.at", "s.model");
     let mut statement = Statement::new(format!(
         "SELECT {group} AS group_name, CAST(SUM(e.raw_bytes) AS BIGINT) AS raw_bytes"
     ));

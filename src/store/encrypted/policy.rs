@@ -7,6 +7,7 @@
 use super::keyring::Keyring;
 pub use super::mode::EncryptionMode;
 use crate::error::{Error, ErrorKind, Result};
+use crate::sys::mutation::{Mutation, is_active};
 
 /// How one stored object is protected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,6 +73,10 @@ pub enum PlaintextReads {
     #[default]
     Accept,
     /// Rejected, because anyone with write access to the bucket could insert plaintext.
+    #[cfg_attr(
+        not(debug_assertions),
+        expect(dead_code, reason = "no setting selects it yet")
+    )]
     Reject,
 }
 
@@ -85,11 +90,11 @@ pub struct EncryptionPolicy {
 }
 
 impl EncryptionPolicy {
-    /// A policy with these keys that accepts plaintext.
-    pub fn new(keyring: Keyring) -> Self {
+    /// A policy with these keys.
+    pub fn new(keyring: Keyring, plaintext_reads: PlaintextReads) -> Self {
         EncryptionPolicy {
             keyring,
-            plaintext_reads: PlaintextReads::Accept,
+            plaintext_reads,
         }
     }
 
@@ -132,6 +137,9 @@ impl EncryptionPolicy {
     /// plaintext session continues encrypted once a key is configured.
     pub fn for_entry(&self, log: ProtectionSummary) -> Result<WriteEncryption> {
         self.require_key(log)?;
+        if is_active(Mutation::WritePlaintext) {
+            return Ok(WriteEncryption::Plaintext);
+        }
         Ok(self.default_encryption())
     }
 
@@ -205,7 +213,7 @@ mod tests {
                     .map(|path| path.to_path_buf())
                     .collect(),
             };
-            EncryptionPolicy::new(Keyring::load(&settings).unwrap())
+            EncryptionPolicy::new(Keyring::load(&settings).unwrap(), PlaintextReads::Accept)
         };
         [
             policy(&[], &[]),

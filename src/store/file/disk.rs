@@ -1,9 +1,10 @@
 //! The system calls of the file store: temporary files, exclusive renames, durable directories.
 //!
 //! Owns single system calls. Does not own their order, which makes a write atomic and durable
-//! (`objects`).
+//! (`objects`). `sys::AtomicFile` is not used: a create must fail if the key exists, so it links a
+//! temporary file to the key instead of renaming it.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -12,6 +13,7 @@ use std::time::{Duration, SystemTime};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 
+use crate::sys::atomic_file::sync_directory;
 use crate::sys::{Clock, Rng, SystemClock, SystemRng};
 
 /// The directory for temporary files, which are later renamed or linked to their keys. Its
@@ -82,16 +84,7 @@ pub(super) fn make_dirs(directory: &Path) -> io::Result<()> {
     missing
         .into_iter()
         .filter_map(Path::parent)
-        .try_for_each(sync_dir)
-}
-
-pub(super) fn sync_dir(directory: &Path) -> io::Result<()> {
-    match File::open(directory)?.sync_all() {
-        // Some network and FUSE filesystems do not support syncing a directory; their writes are
-        // synchronous.
-        Err(cause) if cause.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => Ok(()),
-        synced => synced,
-    }
+        .try_for_each(sync_directory)
 }
 
 pub(super) fn rename_exclusive(from: &Path, to: &Path) -> io::Result<()> {

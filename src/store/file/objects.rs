@@ -16,10 +16,11 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use super::disk::{
-    STORE_ID_FILE, TEMP_DIR, TempFile, is_missing, lacks_hard_links, rename_exclusive, sync_dir,
+    STORE_ID_FILE, TEMP_DIR, TempFile, is_missing, lacks_hard_links, rename_exclusive,
 };
 use crate::error::{Error, Result};
-use crate::store::{CreateOutcome, Object, Page};
+use crate::store::{CreateOutcome, ListPage, Object};
+use crate::sys::atomic_file::sync_directory;
 
 /// Maximum number of objects in a page, by contract.
 const MAX_PAGE: usize = 1000;
@@ -141,13 +142,13 @@ impl ObjectDirectory {
         directory: &str,
         name_prefix: &str,
         after: Option<&str>,
-    ) -> Result<Page> {
+    ) -> Result<ListPage> {
         let path = self.root.join(directory);
         let failed = |cause| Error::io(format!("read directory {}", path.display()), cause);
         let entries = match fs::read_dir(&path) {
             Ok(entries) => entries,
             Err(cause) if is_missing(&cause) => {
-                return self.check_identity().map(|()| Page::default());
+                return self.check_identity().map(|()| ListPage::default());
             }
             Err(cause) => return Err(failed(cause)),
         };
@@ -181,10 +182,10 @@ impl ObjectDirectory {
         self.page(keys, has_more)
     }
 
-    fn page(&self, keys: Vec<String>, has_more: bool) -> Result<Page> {
-        let mut page = Page {
+    fn page(&self, keys: Vec<String>, has_more: bool) -> Result<ListPage> {
+        let mut page = ListPage {
             next: keys.last().filter(|_| has_more).cloned(),
-            ..Page::default()
+            ..ListPage::default()
         };
         for key in keys {
             if key.ends_with('/') {
@@ -283,7 +284,7 @@ impl ObjectDirectory {
             .take_while(|part| *part != self.root)
             .filter_map(Path::parent)
         {
-            sync_dir(parent)?;
+            sync_directory(parent)?;
         }
         let mut durable_dirs = self.durable_dirs();
         if durable_dirs.len() >= MAX_DURABLE_DIRS {
@@ -301,7 +302,7 @@ impl ObjectDirectory {
 
     fn sync_parent(&self, path: &Path) -> Result<()> {
         let directory = path.parent().unwrap_or(&self.root);
-        match sync_dir(directory) {
+        match sync_directory(directory) {
             // A concurrent delete of the object removed its directory, so there is nothing to make
             // durable.
             Err(cause) if cause.kind() == ErrorKind::NotFound => Ok(()),

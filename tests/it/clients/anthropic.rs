@@ -6,10 +6,10 @@ use serde_json::{Value, json};
 
 use super::model::{Block, Request, Wire, planned};
 
-/// What the model makes of a conversation that it is asked to sum up.
-pub const SUMMARY: &str = "SUMMARY of all that was said.";
+/// The model's summary of a conversation.
+pub const SUMMARY: &str = "SUMMARY of the conversation.";
 
-/// Answers one request.
+/// Responds to one request.
 pub fn answer(request: &Request, wire: &mut Wire<'_>) -> std::io::Result<()> {
     if request.path.contains("count_tokens") {
         return wire.reply(200, &json!({ "input_tokens": 100 }));
@@ -31,7 +31,7 @@ pub fn answer(request: &Request, wire: &mut Wire<'_>) -> std::io::Result<()> {
         "content": [], "stop_reason": null, "stop_sequence": null, "usage": { "input_tokens": 10, "output_tokens": 1 },
     });
     if request.body["stream"] != true {
-        message["content"] = blocks.iter().map(whole).collect();
+        message["content"] = blocks.iter().map(complete_block).collect();
         message["stop_reason"] = json!(stop);
         return wire.reply(200, &message);
     }
@@ -67,7 +67,7 @@ pub fn answer(request: &Request, wire: &mut Wire<'_>) -> std::io::Result<()> {
     wire.close()
 }
 
-/// What the model answers; none if nothing tells it what.
+/// The blocks of the response; none without a plan.
 fn blocks(body: &Value) -> Option<Vec<Block>> {
     let text = |text: &str| {
         vec![Block::Text {
@@ -76,14 +76,14 @@ fn blocks(body: &Value) -> Option<Vec<Block>> {
         }]
     };
     let messages = body["messages"].as_array()?;
-    let asked = messages.last().map(texts).unwrap_or_default().join("\n");
-    if asked.contains("detailed summary") {
+    let last_message = messages.last().map(texts).unwrap_or_default().join("\n");
+    if last_message.contains("detailed summary") {
         return Some(text(&format!("<summary>{SUMMARY}</summary>")));
     }
     if body["tools"].as_array().is_none_or(Vec::is_empty) {
         return Some(text("{\"title\":\"A title\"}"));
     }
-    let answers = |from: usize| {
+    let responses_after = |from: usize| {
         messages[from..]
             .iter()
             .filter(|message| message["role"] == "assistant")
@@ -96,12 +96,12 @@ fn blocks(body: &Value) -> Option<Vec<Block>> {
     planned(users.flat_map(|(at, message)| {
         texts(message)
             .into_iter()
-            .map(move |text| (text, answers(at)))
+            .map(move |text| (text, responses_after(at)))
     }))
 }
 
-/// A block of an answer that is not streamed.
-fn whole(block: &Block) -> Value {
+/// A complete block of a response that is not streamed.
+fn complete_block(block: &Block) -> Value {
     match block {
         Block::Text { text, .. } => json!({ "type": "text", "text": text }),
         Block::Call { id, tool, input } => {
@@ -125,7 +125,8 @@ fn texts(message: &Value) -> Vec<String> {
         .collect()
 }
 
-/// The conversation that a request carries: what was said, called and answered, in order, without what the client adds of its own.
+/// The conversation in a request: messages, tool calls and results in order, without the client's
+/// own additions.
 pub fn conversation(request: &Request) -> Vec<String> {
     let mut said = Vec::new();
     for message in request.body["messages"].as_array().into_iter().flatten() {

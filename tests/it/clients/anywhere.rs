@@ -3,27 +3,27 @@
 use std::collections::BTreeMap;
 
 use super::client::Client;
-use super::container::{Container, assert_goes_on, scenarios, switch_off, transcripts};
-use super::model::{CALL, Request, conversation, hang, prompt, say};
+use super::container::{Container, assert_continues, kill_process_tree, scenarios, transcripts};
+use super::model::{CALL, Request, conversation, hanging_reply, prompt, text_reply};
 use crate::support::backend::{Running, Signal, eventually};
 use crate::support::files::files_below;
 
 scenarios!(claude_new ClaudeNew, claude_old ClaudeOld, codex Codex, opencode OpenCode: (
-    a_machine_that_is_switched_off_loses_nothing_that_was_acknowledged,
-    what_the_client_writes_after_sigterm_is_in_the_bucket,
-    of_two_containers_at_once_one_has_the_session_and_the_other_a_branch,
-    a_fork_and_the_session_it_began_with_both_go_on,
+    a_power_loss_loses_no_acknowledged_byte,
+    writes_after_sigterm_are_stored,
+    two_concurrent_containers_get_main_log_and_branch,
+    a_fork_and_its_origin_both_continue,
 ));
 
-fn a_machine_that_is_switched_off_loses_nothing_that_was_acknowledged(container: &Container<'_>) {
+fn a_power_loss_loses_no_acknowledged_byte(container: &Container<'_>) {
     let (model, client) = (container.model, container.client);
-    let session = container.begin(&prompt("first", &[vec![say("first turn done")]]));
+    let session = container.begin(&prompt("first", &[vec![text_reply("first turn done")]]));
     let end_of_first = model.last("first PLAN");
 
-    // While the model speaks. What the command prints is nowhere in the prompt.
+    // While the model responds. The output of the command is not in the prompt.
     let second = [
         vec![client.shell("echo two-$((1+1))-out")],
-        vec![hang("half an answ")],
+        vec![hanging_reply("half an answ")],
     ];
     let mut run = container.start(&session, &prompt("second", &second));
     let answered = |request: &Request| {
@@ -34,51 +34,58 @@ fn a_machine_that_is_switched_off_loses_nothing_that_was_acknowledged(container:
     eventually("the model is in the middle of its answer", || {
         model.requests().iter().any(answered)
     });
-    switched_off(container, &session, &mut run, "two-2-out");
+    check_power_loss(container, &session, &mut run, "two-2-out");
 
     // While a tool runs.
     let mut run = container.start(
         &session,
         &prompt(
             "third",
-            &[vec![say("I run it"), client.shell("touch runs; sleep 300")]],
+            &[vec![
+                text_reply("I run it"),
+                client.shell("touch runs; sleep 300"),
+            ]],
         ),
     );
     let earlier = ["first turn done", "second PLAN", "two-2-out", "third PLAN"];
-    assert_goes_on(&end_of_first, &model.asked("third PLAN"), &earlier);
+    assert_continues(
+        &end_of_first,
+        &model.wait_for_request("third PLAN"),
+        &earlier,
+    );
     eventually("the tool runs", || container.cwd.join("runs").exists());
     let calls = |record: String| record.contains("sleep 300") && record.matches(CALL).count() > 1;
     eventually("the call is on disk", || calls(container.record(&session)));
-    switched_off(container, &session, &mut run, CALL);
+    check_power_loss(container, &session, &mut run, CALL);
 
     container.resume(
         &session,
-        &prompt("fourth", &[vec![say("fourth turn done")]]),
+        &prompt("fourth", &[vec![text_reply("fourth turn done")]]),
     );
-    assert_goes_on(
+    assert_continues(
         &end_of_first,
-        &model.asked("fourth PLAN"),
+        &model.wait_for_request("fourth PLAN"),
         &[&earlier[..], &["fourth PLAN"]].concat(),
     );
 }
 
-/// Waits until the words are on disk, has it acknowledged, switches everything off, and restores: what comes back is what was on
-/// disk when it was acknowledged, or later.
-fn switched_off(container: &Container<'_>, session: &str, run: &mut Running, words: &str) {
+/// Waits until the words are on disk and flushed, kills everything, and restores: the restored
+/// files are those at the acknowledgment or later ones.
+fn check_power_loss(container: &Container<'_>, session: &str, run: &mut Running, words: &str) {
     eventually("it is on disk", || {
         container.record(session).contains(words)
     });
     let acknowledged = container.record(session);
     container.sessiond(&["flush", "--wait"]).ok();
-    switch_off(run);
-    let lost = container.throw_away();
+    kill_process_tree(run);
+    let lost = container.replace_home();
     container.sessiond(&["restore", session]).ok();
     let (on_disk, restored) = (
         container.client.record(&lost, session),
         container.record(session),
     );
     if container.client == Client::OpenCode {
-        // Rows change in place: each is as it was acknowledged, or as it was at the end.
+        // Rows change in place: each is as acknowledged, or as at the end.
         let by_id = |rows: &'_ str| {
             rows.lines()
                 .filter_map(|row| row.split_once(' '))
@@ -113,15 +120,18 @@ fn switched_off(container: &Container<'_>, session: &str, run: &mut Running, wor
     );
 }
 
-fn what_the_client_writes_after_sigterm_is_in_the_bucket(container: &Container<'_>) {
+fn writes_after_sigterm_are_stored(container: &Container<'_>) {
     let (model, client) = (container.model, container.client);
-    let session = container.begin(&prompt("first", &[vec![say("first turn done")]]));
+    let session = container.begin(&prompt("first", &[vec![text_reply("first turn done")]]));
     let end_of_first = model.last("first PLAN");
     let mut run = container.start(
         &session,
         &prompt(
             "second",
-            &[vec![say("I run it"), client.shell("touch runs; sleep 300")]],
+            &[vec![
+                text_reply("I run it"),
+                client.shell("touch runs; sleep 300"),
+            ]],
         ),
     );
     eventually("the tool runs", || container.cwd.join("runs").exists());
@@ -133,7 +143,7 @@ fn what_the_client_writes_after_sigterm_is_in_the_bucket(container: &Container<'
     run.signal(Signal::TERM);
     let code = run.code();
     assert!(code.is_some_and(|code| code != 0), "{code:?}");
-    // On a machine that is very busy Claude Code was seen to end with 1 and to write nothing more.
+    // On a very busy machine Claude Code sometimes exits with 1 and writes nothing more.
     if matches!(client, Client::ClaudeNew | Client::ClaudeOld) && code != Some(1) {
         let after = container.record(&session);
         assert_eq!(code, Some(143));
@@ -142,51 +152,61 @@ fn what_the_client_writes_after_sigterm_is_in_the_bucket(container: &Container<'
             "it wrote nothing after the signal"
         );
     }
-    let lost = container.throw_away();
+    let lost = container.replace_home();
     container.sessiond(&["restore", &session]).ok();
     assert_eq!(client.record(&lost, &session), container.record(&session));
-    container.resume(&session, &prompt("third", &[vec![say("third turn done")]]));
-    assert_goes_on(
+    container.resume(
+        &session,
+        &prompt("third", &[vec![text_reply("third turn done")]]),
+    );
+    assert_continues(
         &end_of_first,
-        &model.asked("third PLAN"),
+        &model.wait_for_request("third PLAN"),
         &["first turn done", "second PLAN", "third PLAN"],
     );
 }
 
-fn of_two_containers_at_once_one_has_the_session_and_the_other_a_branch(one: &Container<'_>) {
+fn two_concurrent_containers_get_main_log_and_branch(one: &Container<'_>) {
     let (model, client) = (one.model, one.client);
-    let session = one.begin(&prompt("first", &[vec![say("first turn done")]]));
+    let session = one.begin(&prompt("first", &[vec![text_reply("first turn done")]]));
     let end_of_first = model.last("first PLAN");
-    one.throw_away();
-    let two = one.beside();
-    // Both have their client running, each with a turn of its own, before either may go on.
+    one.replace_home();
+    let two = one.second_container();
+    // Both clients run, each with its own turn, before either continues.
     let go = one.cwd.join("go");
     let turn = |who: &str| {
         let waits = client.shell(&format!(
             "while ! test -e {}; do sleep 0.05; done; echo {who}-$((1+1))-out",
             go.display()
         ));
-        prompt(who, &[vec![waits], vec![say(&format!("{who} is done"))]])
+        prompt(
+            who,
+            &[vec![waits], vec![text_reply(&format!("{who} is done"))]],
+        )
     };
     let mut runs = [
         one.start(&session, &turn("alpha")),
         two.start(&session, &turn("beta")),
     ];
     for who in ["alpha", "beta"] {
-        assert_goes_on(
+        assert_continues(
             &end_of_first,
-            &model.asked(&format!("{who} PLAN")),
+            &model.wait_for_request(&format!("{who} PLAN")),
             &["first turn done", who],
         );
     }
     std::fs::write(&go, "").unwrap();
-    for run in &mut runs {
-        assert_eq!(run.code(), Some(0), "each client ends as if it were alone");
-    }
+    let mut codes = runs.each_mut().map(Running::code);
+    codes.sort();
+    assert_eq!(
+        codes,
+        [Some(0), Some(4)],
+        "one owns the session, and the other reports that it does not"
+    );
     let disks = [one, &two].map(|container| container.record(&session));
 
-    // A third home: one of the two, whole, and nothing of the other.
-    let three = one.beside();
+    // A third home gets one of the two completely, and nothing of the other.
+    let three = one.second_container();
     three.sessiond(&["restore", &session]).ok();
     let main = three.record(&session);
     let winner = usize::from(main == disks[1]);
@@ -233,28 +253,28 @@ fn of_two_containers_at_once_one_has_the_session_and_the_other_a_branch(one: &Co
 
     three.resume(
         &session,
-        &prompt("fourth", &[vec![say("fourth turn done")]]),
+        &prompt("fourth", &[vec![text_reply("fourth turn done")]]),
     );
-    let asked = conversation(&model.asked("fourth PLAN")).join("\n");
+    let request = conversation(&model.wait_for_request("fourth PLAN")).join("\n");
     assert!(
-        asked.contains(&format!("{won}-2-out")) && !asked.contains(&format!("{lost}-2-out")),
-        "{asked}"
+        request.contains(&format!("{won}-2-out")) && !request.contains(&format!("{lost}-2-out")),
+        "{request}"
     );
 }
 
-fn a_fork_and_the_session_it_began_with_both_go_on(container: &Container<'_>) {
+fn a_fork_and_its_origin_both_continue(container: &Container<'_>) {
     let (model, client) = (container.model, container.client);
     let session = container.begin(&prompt(
         "first",
         &[
             vec![client.shell("echo one-out")],
-            vec![say("first turn done")],
+            vec![text_reply("first turn done")],
         ],
     ));
     let end_of_first = model.last("first PLAN");
     container.resume(
         &session,
-        &prompt("second", &[vec![say("second turn done")]]),
+        &prompt("second", &[vec![text_reply("second turn done")]]),
     );
     let end_of_second = model.last("second PLAN");
     let fork = container
@@ -263,17 +283,17 @@ fn a_fork_and_the_session_it_began_with_both_go_on(container: &Container<'_>) {
         .out()
         .trim()
         .to_owned();
-    let lost = container.throw_away();
+    let lost = container.replace_home();
 
     container.resume(
         &fork,
-        &prompt("in the fork", &[vec![say("the fork goes on")]]),
+        &prompt("in the fork", &[vec![text_reply("the fork goes on")]]),
     );
-    let asked = model.asked("in the fork PLAN");
-    assert_goes_on(&end_of_first, &asked, &["first turn done", "in the fork"]);
+    let request = model.wait_for_request("in the fork PLAN");
+    assert_continues(&end_of_first, &request, &["first turn done", "in the fork"]);
     assert!(
-        !conversation(&asked).join("\n").contains("second PLAN"),
-        "{asked:?}"
+        !conversation(&request).join("\n").contains("second PLAN"),
+        "{request:?}"
     );
     let forked = container.record(&fork);
     assert!(
@@ -281,13 +301,20 @@ fn a_fork_and_the_session_it_began_with_both_go_on(container: &Container<'_>) {
         "the fork carries its own id: {forked}"
     );
 
-    container.throw_away();
-    container.resume(&session, &prompt("third", &[vec![say("third turn done")]]));
-    let asked = model.asked("third PLAN");
-    assert_goes_on(&end_of_second, &asked, &["second turn done", "third PLAN"]);
+    container.replace_home();
+    container.resume(
+        &session,
+        &prompt("third", &[vec![text_reply("third turn done")]]),
+    );
+    let request = model.wait_for_request("third PLAN");
+    assert_continues(
+        &end_of_second,
+        &request,
+        &["second turn done", "third PLAN"],
+    );
     assert!(
-        !conversation(&asked).join("\n").contains("in the fork"),
-        "{asked:?}"
+        !conversation(&request).join("\n").contains("in the fork"),
+        "{request:?}"
     );
     let (before, now) = (client.record(&lost, &session), container.record(&session));
     assert!(
@@ -295,8 +322,8 @@ fn a_fork_and_the_session_it_began_with_both_go_on(container: &Container<'_>) {
         "the session is another beside its fork"
     );
 
-    // And the fork has what was said in it, from another home still.
-    container.throw_away();
+    // A third home restores the fork with its messages.
+    container.replace_home();
     container.sessiond(&["restore", &fork]).ok();
     assert_eq!(container.record(&fork), forked);
 }

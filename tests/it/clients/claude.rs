@@ -8,52 +8,53 @@ use serde_json::{Value, json};
 use super::anthropic::SUMMARY;
 use super::client::Client;
 use super::container::{
-    Container, assert_goes_on, assert_restored, bash, kept, scenarios, transcript,
+    Container, assert_continues, assert_restored, bash, scenarios, session_files, transcript,
 };
-use super::model::{call, conversation, fill, prompt, say};
+use super::model::{conversation, prompt, reply_of_size, text_reply, tool_call_reply};
 use crate::support::TempHome;
 
 scenarios!(new ClaudeNew, old ClaudeOld: (
-    the_whole_conversation_goes_on_in_a_new_home,
-    a_transcript_that_the_client_rewrites_is_restored_as_it_is_then,
-    another_directory_and_another_home,
+    a_conversation_continues_in_a_new_home,
+    a_rewritten_transcript_is_restored,
+    a_session_moves_to_another_directory_and_home,
 ));
 
-fn the_whole_conversation_goes_on_in_a_new_home(container: &Container<'_>) {
+fn a_conversation_continues_in_a_new_home(container: &Container<'_>) {
     let model = container.model;
     let file = container.cwd.join("a.txt");
-    let write = |text: &str| call("Write", json!({ "file_path": file, "content": text }));
+    let write =
+        |text: &str| tool_call_reply("Write", json!({ "file_path": file, "content": text }));
     let child = prompt(
         "child",
         &[
-            vec![say("child runs"), bash("echo child-out")],
-            vec![say("child is done")],
+            vec![text_reply("child runs"), bash("echo child-out")],
+            vec![text_reply("child is done")],
         ],
     );
     let child = json!({ "description": "Look", "prompt": child, "subagent_type": "general-purpose", "run_in_background": false });
     let first = [
-        vec![say("I write a file"), write("one\n")],
+        vec![text_reply("I write a file"), write("one\n")],
         vec![bash("seq -f 'line %g' 9000")],
-        vec![call(
+        vec![tool_call_reply(
             "TaskCreate",
             json!({ "subject": "Task number one", "description": "To be done" }),
         )],
-        vec![call("Agent", child)],
-        vec![say("first turn done")],
+        vec![tool_call_reply("Agent", child)],
+        vec![text_reply("first turn done")],
     ];
     let session = container.begin(&prompt("first", &first));
     let end_of_first = model.last("first PLAN");
-    let said = conversation(&end_of_first).join("\n");
+    let text = conversation(&end_of_first).join("\n");
     for words in [
         "File created successfully",
         "Output too large",
         "Task #1 created",
         "child is done",
     ] {
-        assert!(said.contains(words), "{words:?}: {said}");
+        assert!(text.contains(words), "{words:?}: {text}");
     }
-    let lost = container.throw_away();
-    let files = kept(&lost);
+    let lost = container.replace_home();
+    let files = session_files(&lost);
     for part in [
         format!("{session}.jsonl"),
         "/subagents/agent-".into(),
@@ -67,26 +68,26 @@ fn the_whole_conversation_goes_on_in_a_new_home(container: &Container<'_>) {
         );
     }
 
-    // A new home: the next request holds all of it.
+    // A new home: the next request contains the whole conversation.
     container.resume(
         &session,
         &prompt(
             "second",
-            &[vec![write("two\n")], vec![say("second turn done")]],
+            &[vec![write("two\n")], vec![text_reply("second turn done")]],
         ),
     );
     assert_restored(&lost, &container.home.home(), "after the first turn");
-    assert_goes_on(
+    assert_continues(
         &end_of_first,
-        &model.asked("second PLAN"),
+        &model.wait_for_request("second PLAN"),
         &["first turn done", "second PLAN"],
     );
     let end_of_second = model.last("second PLAN");
 
-    // And once more: the task list, the sub-agent and the large result are where the client looks for them.
-    let lost = container.throw_away();
+    // Again: the client finds the task list, the sub-agent and the large result.
+    let lost = container.replace_home();
     let find = |part: &str| {
-        kept(&lost)
+        session_files(&lost)
             .into_keys()
             .find(|path| path.contains(part))
             .unwrap()
@@ -104,32 +105,32 @@ fn the_whole_conversation_goes_on_in_a_new_home(container: &Container<'_>) {
         .home()
         .join(".claude")
         .join(find("/tool-results/"));
-    let go_on = prompt("child again", &[vec![say("child goes on")]]);
+    let go_on = prompt("child again", &[vec![text_reply("child goes on")]]);
     let third = [
-        vec![call("TaskList", json!({}))],
-        vec![call(
+        vec![tool_call_reply("TaskList", json!({}))],
+        vec![tool_call_reply(
             "SendMessage",
             json!({ "to": agent, "summary": "Go on with it please", "message": go_on }),
         )],
-        vec![call(
+        vec![tool_call_reply(
             "Read",
             json!({ "file_path": result, "offset": 8999, "limit": 2 }),
         )],
-        vec![say("third turn done")],
+        vec![text_reply("third turn done")],
     ];
     container.resume(&session, &prompt("third", &third));
     assert_restored(&lost, &container.home.home(), "after the second turn");
-    assert_goes_on(
+    assert_continues(
         &end_of_second,
-        &model.asked("third PLAN"),
+        &model.wait_for_request("third PLAN"),
         &["second turn done", "third PLAN"],
     );
-    let said = conversation(&model.last("third PLAN")).join("\n");
+    let text = conversation(&model.last("third PLAN")).join("\n");
     assert!(
-        said.contains("[pending] Task number one") && said.contains("line 9000"),
-        "{said}"
+        text.contains("[pending] Task number one") && text.contains("line 9000"),
+        "{text}"
     );
-    let continued = conversation(&model.asked("child again PLAN")).join("\n");
+    let continued = conversation(&model.wait_for_request("child again PLAN")).join("\n");
     for words in ["child runs", "child-out", "child is done", "child again"] {
         assert!(
             continued.contains(words),
@@ -137,14 +138,14 @@ fn the_whole_conversation_goes_on_in_a_new_home(container: &Container<'_>) {
         );
     }
 
-    // Rewind needs the file history, and says that it is done also where there is none.
-    let lost = container.throw_away();
+    // Rewind needs the file history, but reports success without it too.
+    let lost = container.replace_home();
     assert!(
-        kept(&lost)
+        session_files(&lost)
             .keys()
             .any(|path| path.starts_with("file-history/")),
         "{:?}",
-        kept(&lost).keys()
+        session_files(&lost).keys()
     );
     let transcript = container.client.record(&lost, &session);
     let lines = transcript
@@ -156,7 +157,7 @@ fn the_whole_conversation_goes_on_in_a_new_home(container: &Container<'_>) {
     let before = prompts.next().unwrap()["uuid"].as_str().unwrap().to_owned();
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "two\n");
     container
-        .ran(container.command(
+        .run_to_end(container.command(
             Some(&session),
             &["-p", "--resume", &session, "--rewind-files", &before],
         ))
@@ -165,11 +166,11 @@ fn the_whole_conversation_goes_on_in_a_new_home(container: &Container<'_>) {
     assert_restored(&lost, &container.home.home(), "after the rewind");
 }
 
-fn a_transcript_that_the_client_rewrites_is_restored_as_it_is_then(container: &Container<'_>) {
+fn a_rewritten_transcript_is_restored(container: &Container<'_>) {
     let model = container.model;
-    // Seven answers of 800 KB: the client collects only in a transcript of 5 MiB and more.
-    let mut rounds = vec![vec![fill(800_000), bash("true")]; 7];
-    rounds.push(vec![say("enough was said")]);
+    // Seven responses of 800 KB: the client rewrites only a transcript of 5 MiB or more.
+    let mut rounds = vec![vec![reply_of_size(800_000), bash("true")]; 7];
+    rounds.push(vec![text_reply("enough was text")]);
     let session = container.begin(&prompt("long", &rounds));
     let long = std::fs::read(transcript(&container.home.home(), &session)).unwrap();
     let inode = std::fs::metadata(transcript(&container.home.home(), &session))
@@ -193,50 +194,51 @@ fn a_transcript_that_the_client_rewrites_is_restored_as_it_is_then(container: &C
                 inode
             );
         }
-        // It knows the variable not, and appends.
+        // This version does not know the variable, and appends.
         _ => assert!(compact.starts_with(&long) && compact.len() > long.len()),
     }
-    let lost = container.throw_away();
+    let lost = container.replace_home();
     container.sessiond(&["restore", &session]).ok();
     assert_eq!(
-        kept(&lost),
-        kept(&container.home.home()),
+        session_files(&lost),
+        session_files(&container.home.home()),
         "{:?}",
         container.client
     );
-    container.throw_away();
+    container.replace_home();
     container.resume(
         &session,
-        &prompt("after", &[vec![say("I go on from the summary")]]),
+        &prompt("after", &[vec![text_reply("I go on from the summary")]]),
     );
     assert_restored(&lost, &container.home.home(), "after the compaction");
-    let said = conversation(&model.asked("after PLAN")).join("\n");
+    let text = conversation(&model.wait_for_request("after PLAN")).join("\n");
     assert!(
-        said.contains(SUMMARY) && !said.contains("lorem ipsum dolor"),
-        "{said}"
+        text.contains(SUMMARY) && !text.contains("lorem ipsum dolor"),
+        "{text}"
     );
     container.sessiond(&["verify", &session]).ok();
 }
 
-fn another_directory_and_another_home(one: &Container<'_>) {
+fn a_session_moves_to_another_directory_and_home(one: &Container<'_>) {
     let model = one.model;
     let session = one.begin(&prompt(
         "first",
         &[
             vec![bash("seq -f 'line %g' 9000")],
-            vec![say("first turn done")],
+            vec![text_reply("first turn done")],
         ],
     ));
     let end_of_first = model.last("first PLAN");
     let before = std::fs::read(transcript(&one.home.home(), &session)).unwrap();
     let directory = TempHome::new();
-    let mut two = one.beside();
+    let mut two = one.second_container();
     two.cwd = directory.path().join("elsewhere, with a long name.d");
     std::fs::create_dir(&two.cwd).unwrap();
     if two.client == Client::ClaudeOld {
-        // This is what it is for: where it was, the client does not find it.
+        // The purpose of `--cwd`: the client does not find the session in its old project.
         two.sessiond(&["restore", &session]).ok();
-        let ran = two.ran(two.command(Some(&session), &["--resume", &session, "-p", "hello"]));
+        let ran =
+            two.run_to_end(two.command(Some(&session), &["--resume", &session, "-p", "hello"]));
         assert!(
             ran.code() != 0
                 && format!("{}{}", ran.out(), ran.err()).contains("No conversation found"),
@@ -253,46 +255,49 @@ fn another_directory_and_another_home(one: &Container<'_>) {
     );
     two.resume(
         &session,
-        &prompt("second", &[vec![say("second turn done")]]),
+        &prompt("second", &[vec![text_reply("second turn done")]]),
     );
-    assert_goes_on(
+    assert_continues(
         &end_of_first,
-        &model.asked("second PLAN"),
+        &model.wait_for_request("second PLAN"),
         &["first turn done", "second PLAN"],
     );
     let end_of_second = model.last("second PLAN");
     let after = std::fs::read(transcript(&two.home.home(), &session)).unwrap();
     assert!(after.starts_with(&before) && after.len() > before.len());
 
-    // From here on it lives there: a plain restore puts it into that project, and only there.
-    let mut three = two.beside();
+    // From now on, a restore without `--cwd` writes it into that project only.
+    let mut three = two.second_container();
     three.cwd = two.cwd.clone();
-    three.resume(&session, &prompt("third", &[vec![say("third turn done")]]));
+    three.resume(
+        &session,
+        &prompt("third", &[vec![text_reply("third turn done")]]),
+    );
     assert!(
         std::fs::read(transcript(&three.home.home(), &session))
             .unwrap()
             .starts_with(&after)
     );
-    assert_goes_on(
+    assert_continues(
         &end_of_second,
-        &model.asked("third PLAN"),
+        &model.wait_for_request("third PLAN"),
         &["second turn done", "third PLAN"],
     );
     let end_of_third = model.last("third PLAN");
     three.sessiond(&["verify", &session]).ok();
 
-    // And back, in one step.
-    let mut four = one.beside();
+    // Back to the first directory, in one step.
+    let mut four = one.second_container();
     four.cwd = one.cwd.clone();
     let back = four.cwd.to_string_lossy().into_owned();
     four.sessiond(&["restore", &session, "--cwd", &back]).ok();
     four.resume(
         &session,
-        &prompt("fourth", &[vec![say("fourth turn done")]]),
+        &prompt("fourth", &[vec![text_reply("fourth turn done")]]),
     );
-    assert_goes_on(
+    assert_continues(
         &end_of_third,
-        &model.asked("fourth PLAN"),
+        &model.wait_for_request("fourth PLAN"),
         &["third turn done", "fourth PLAN"],
     );
     assert_eq!(

@@ -10,7 +10,7 @@ use sqlx::{ConnectOptions, Connection, Row};
 
 use super::container::transcript;
 use super::install::Agents;
-use super::model::call;
+use super::model::tool_call_reply;
 use crate::support::block_on;
 use crate::support::files::files_below;
 
@@ -51,8 +51,8 @@ impl Client {
         }
     }
 
-    /// What its image brings along in the home.
-    pub fn furnish(self, home: &Path, model: &str) {
+    /// Writes the settings that its image has in the home.
+    pub fn write_settings(self, home: &Path, model: &str) {
         let (path, text) = match self {
             Client::ClaudeNew | Client::ClaudeOld => return,
             Client::Codex => (
@@ -72,7 +72,7 @@ impl Client {
         crate::support::files::append(&home.join(path), &text);
     }
 
-    /// Its environment, besides what every program here has.
+    /// Its environment, in addition to that of every program here.
     pub fn environment(self, command: &mut Command, tmp: &Path, model: &str) {
         command.env("SESSIOND_AGENT", self.agent());
         let on: &[&str] = match self {
@@ -85,12 +85,12 @@ impl Client {
                     "DISABLE_TELEMETRY",
                     "DISABLE_AUTOUPDATER",
                     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC",
-                    // It refuses to go without asking as root, unless it is told that this is a sandbox.
+                    // As root it refuses to skip permission prompts, unless IS_SANDBOX is set.
                     "IS_SANDBOX",
-                    // File history in print mode, and in the new one the tools for tasks.
+                    // Enables file history in print mode, and the task tools of the new version.
                     "CLAUDE_CODE_ENABLE_SDK_FILE_CHECKPOINTING",
                     "CLAUDE_CODE_ENABLE_TODO_TOOLS",
-                    // Where the new one is a remote worker, this is on.
+                    // The new version enables this for remote workers.
                     "CLAUDE_CODE_TRANSCRIPT_LOCAL_GC",
                 ]
             }
@@ -99,7 +99,7 @@ impl Client {
                 &[]
             }
             Client::OpenCode => {
-                // It would install its plugins' library into every new home.
+                // Otherwise it installs its plugin library into every new home.
                 command.env("npm_config_offline", "true");
                 &[
                     "OPENCODE_DISABLE_AUTOUPDATE",
@@ -110,7 +110,7 @@ impl Client {
         command.envs(on.iter().map(|name| (*name, "1")));
     }
 
-    /// The arguments of a turn of a session, or of the first of a new one; and what it reads.
+    /// The arguments of a turn of a session, or of the first turn of a new one, and its stdin.
     pub fn turn<'p>(
         self,
         session: Option<&'p str>,
@@ -126,13 +126,26 @@ impl Client {
                 vec!["exec", "--skip-git-repo-check", "resume", id, prompt],
                 None,
             ),
-            // It puts arguments in quotes.
+            // It quotes arguments.
             (Client::OpenCode, None) => (vec!["run"], Some(prompt)),
             (Client::OpenCode, Some(id)) => (vec!["run", "-s", id], Some(prompt)),
         }
     }
 
-    /// What its turns have besides.
+    /// The arguments of a turn that starts or resumes a session, and what the client reads.
+    pub fn turn_with_placeholder(self, prompt: &str) -> (Vec<&str>, Option<&str>) {
+        const PLACEHOLDER: &str = "{session-args}";
+        match self {
+            Client::ClaudeNew | Client::ClaudeOld => (vec![PLACEHOLDER, "-p", prompt], None),
+            Client::Codex => (
+                vec!["exec", "--skip-git-repo-check", PLACEHOLDER, prompt],
+                None,
+            ),
+            Client::OpenCode => (vec!["run", PLACEHOLDER], Some(prompt)),
+        }
+    }
+
+    /// More arguments of every turn.
     pub fn flags(self) -> &'static [&'static str] {
         match self {
             Client::ClaudeNew | Client::ClaudeOld => &[
@@ -146,7 +159,7 @@ impl Client {
         }
     }
 
-    /// What a home has of a session: the one transcript, or the rows of the database.
+    /// The content of a session in a home: its transcript, or its rows.
     #[track_caller]
     pub fn record(self, home: &Path, session: &str) -> String {
         if self == Client::OpenCode {
@@ -170,18 +183,18 @@ impl Client {
         String::from_utf8(bytes).unwrap()
     }
 
-    /// The model runs a command.
+    /// The model calls the shell tool.
     pub fn shell(self, command: &str) -> Value {
         match self {
-            Client::ClaudeNew | Client::ClaudeOld => call(
+            Client::ClaudeNew | Client::ClaudeOld => tool_call_reply(
                 "Bash",
                 json!({ "command": command, "description": "Run it" }),
             ),
-            Client::Codex => call(
+            Client::Codex => tool_call_reply(
                 "exec_command",
                 json!({ "cmd": command, "yield_time_ms": 30_000 }),
             ),
-            Client::OpenCode => call(
+            Client::OpenCode => tool_call_reply(
                 "bash",
                 json!({ "command": command, "description": "Run it" }),
             ),
@@ -189,7 +202,7 @@ impl Client {
     }
 }
 
-/// What OpenCode's database holds of a session.
+/// The rows of a session in OpenCode's database.
 async fn rows(database: &Path, session: &str) -> sqlx::Result<String> {
     let mut connection = SqliteConnectOptions::new()
         .filename(database)

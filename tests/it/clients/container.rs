@@ -18,16 +18,16 @@ use crate::support::TempHome;
 use crate::support::backend::{Backend, Ran, Running};
 use crate::support::files::{Files, files_below};
 
-/// A turn takes seconds; one that does not end is a failure.
-const PATIENCE: Duration = Duration::from_secs(180);
+/// Maximum time of a turn, which takes seconds.
+const MAX_TURN: Duration = Duration::from_secs(180);
 
-/// The model runs a command of Claude Code's.
+/// The model calls Claude Code's Bash tool.
 pub fn bash(command: &str) -> Value {
     Client::ClaudeNew.shell(command)
 }
 
 /// Runs a scenario with a client on every backend.
-pub fn everywhere(client: Client, scenario: impl Fn(&Container<'_>)) {
+pub fn on_every_backend(client: Client, scenario: impl Fn(&Container<'_>)) {
     for backend in Backend::all() {
         let model = Model::start();
         let Some(container) = Container::new(client, &backend, &model) else {
@@ -37,10 +37,10 @@ pub fn everywhere(client: Client, scenario: impl Fn(&Container<'_>)) {
     }
 }
 
-/// Makes a test of each scenario for each client.
+/// Defines one test per scenario and client.
 macro_rules! scenarios {
     (@ $name:ident $client:ident ($($scenario:ident),+ $(,)?)) => {
-        mod $name { $(#[test] fn $scenario() { crate::clients::container::everywhere(crate::clients::client::Client::$client, super::$scenario) })+ }
+        mod $name { $(#[test] fn $scenario() { crate::clients::container::on_every_backend(crate::clients::client::Client::$client, super::$scenario) })+ }
     };
     ($($name:ident $client:ident),+: $scenarios:tt) => { $(crate::clients::container::scenarios!(@ $name $client $scenarios);)+ };
 }
@@ -52,20 +52,20 @@ pub struct Container<'a> {
     pub backend: &'a Backend,
     pub model: &'a Model,
     pub home: TempHome,
-    /// Where the client is started.
+    /// The working directory of the client.
     pub cwd: PathBuf,
     bin: PathBuf,
     lost: std::cell::Cell<u32>,
 }
 
 impl<'a> Container<'a> {
-    /// One with a directory of its own to work in; `None` where the test is to be skipped.
+    /// A container with its own working directory; `None` if the test must be skipped.
     pub fn new(client: Client, backend: &'a Backend, model: &'a Model) -> Option<Container<'a>> {
         let bin = client.bin(agents()?);
         let home = TempHome::new();
         let cwd = home.path().join("work");
         std::fs::create_dir(&cwd).unwrap();
-        client.furnish(&home.home(), &model.url());
+        client.write_settings(&home.home(), &model.url());
         Some(Container {
             client,
             backend,
@@ -77,11 +77,11 @@ impl<'a> Container<'a> {
         })
     }
 
-    /// Another one that works in the same directory.
-    pub fn beside(&self) -> Container<'a> {
+    /// A second container with the same working directory.
+    pub fn second_container(&self) -> Container<'a> {
         let (client, backend, model) = (self.client, self.backend, self.model);
         let home = TempHome::new();
-        client.furnish(&home.home(), &model.url());
+        client.write_settings(&home.home(), &model.url());
         Container {
             client,
             backend,
@@ -93,17 +93,18 @@ impl<'a> Container<'a> {
         }
     }
 
-    /// The home is thrown away, and there is a new one in its place. Answers where the old one can still be looked at.
-    pub fn throw_away(&self) -> PathBuf {
+    /// Replaces the home with an empty one. Returns the path of the old one.
+    pub fn replace_home(&self) -> PathBuf {
         self.lost.set(self.lost.get() + 1);
         let lost = self.home.path().join(format!("lost-{}", self.lost.get()));
         std::fs::rename(self.home.home(), &lost).unwrap();
         std::fs::create_dir(self.home.home()).unwrap();
-        self.client.furnish(&self.home.home(), &self.model.url());
+        self.client
+            .write_settings(&self.home.home(), &self.model.url());
         lost
     }
 
-    /// `sessiond` with these arguments, beside the client.
+    /// Runs `sessiond` with these arguments in the container.
     pub fn sessiond(&self, arguments: &[&str]) -> Ran {
         Ran(self
             .prepared(self.backend.command(&self.home, arguments))
@@ -111,7 +112,7 @@ impl<'a> Container<'a> {
             .unwrap())
     }
 
-    /// `sessiond run --session ID -- claude …`, as people write it.
+    /// Returns the command `sessiond run --session ID -- claude …`.
     pub fn command(&self, session: Option<&str>, arguments: &[&str]) -> Command {
         let session: Vec<&str> = session.iter().flat_map(|id| ["--session", id]).collect();
         let run = [
@@ -123,6 +124,19 @@ impl<'a> Container<'a> {
         ]
         .concat();
         self.prepared(self.backend.command(&self.home, &run))
+    }
+
+    /// `sessiond run --request JOB -- claude {session-args} …`: the same command for every start.
+    pub fn job(&self, job: &str, prompt: &str) -> Command {
+        let (arguments, stdin) = self.client.turn_with_placeholder(prompt);
+        let run = [
+            &["run", "--request", job, "--", self.client.program()],
+            &arguments[..],
+            self.client.flags(),
+        ]
+        .concat();
+        let command = self.prepared(self.backend.command(&self.home, &run));
+        self.with_stdin(command, stdin)
     }
 
     fn prepared(&self, mut command: Command) -> Command {
@@ -143,9 +157,12 @@ impl<'a> Container<'a> {
     }
 
     fn turn(&self, session: Option<&str>, prompt: &str) -> Command {
-        let (arguments, reads) = self.client.turn(session, prompt);
-        let mut command = self.command(session, &arguments);
-        if let Some(text) = reads {
+        let (arguments, stdin) = self.client.turn(session, prompt);
+        self.with_stdin(self.command(session, &arguments), stdin)
+    }
+
+    fn with_stdin(&self, mut command: Command, text: Option<&str>) -> Command {
+        if let Some(text) = text {
             let file = self.home.path().join("prompt");
             std::fs::write(&file, text).unwrap();
             command.stdin(std::fs::File::open(file).unwrap());
@@ -155,19 +172,19 @@ impl<'a> Container<'a> {
 
     /// Runs a command of this container to its end.
     #[track_caller]
-    pub fn ran(&self, mut command: Command) -> Ran {
+    pub fn run_to_end(&self, mut command: Command) -> Ran {
         let files = ["out", "err"].map(|name| self.home.path().join(name));
         let [out, err] = files
             .each_ref()
             .map(|path| std::fs::File::create(path).unwrap());
         let mut run = Running(command.stdout(out).stderr(err).spawn().unwrap());
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + MAX_TURN;
         let status = loop {
             if let Some(status) = run.0.try_wait().unwrap() {
                 break status;
             }
             if Instant::now() > deadline {
-                switch_off(&mut run);
+                kill_process_tree(&mut run);
                 panic!(
                     "{command:?} does not end: {:?}",
                     files.map(|path| std::fs::read_to_string(path).unwrap())
@@ -183,47 +200,46 @@ impl<'a> Container<'a> {
         })
     }
 
-    /// The first turn of a session; answers the id that the client gave it.
+    /// Runs the first turn of a session. Returns its ID.
     #[track_caller]
     pub fn begin(&self, prompt: &str) -> String {
-        self.ran(self.turn(None, prompt)).ok();
+        self.run_to_end(self.turn(None, prompt)).ok();
         let listed = self.sessiond(&["ls", "--json"]).ok().json();
         let sessions = listed["sessions"].as_array().unwrap();
         assert_eq!(sessions.len(), 1, "{listed}");
         sessions[0]["id"].as_str().unwrap().to_owned()
     }
 
-    /// A further turn.
+    /// Runs a further turn.
     #[track_caller]
     pub fn resume(&self, session: &str, prompt: &str) -> Ran {
-        self.ran(self.turn(Some(session), prompt)).ok()
+        self.run_to_end(self.turn(Some(session), prompt)).ok()
     }
 
-    /// A further turn that goes on while the test does.
+    /// Starts a further turn in the background.
     pub fn start(&self, session: &str, prompt: &str) -> Running {
+        self.start_command(self.turn(Some(session), prompt))
+    }
+
+    /// Starts a command that runs while the test continues.
+    pub fn start_command(&self, mut command: Command) -> Running {
         let log = std::fs::OpenOptions::new()
             .create(true)
             .append(true)
             .open(self.home.path().join("run.log"))
             .unwrap();
         let out = log.try_clone().unwrap();
-        Running(
-            self.turn(Some(session), prompt)
-                .stderr(log)
-                .stdout(out)
-                .spawn()
-                .unwrap(),
-        )
+        Running(command.stderr(log).stdout(out).spawn().unwrap())
     }
 
-    /// What this home has of a session.
+    /// The content of a session in this home.
     #[track_caller]
     pub fn record(&self, session: &str) -> String {
         self.client.record(&self.home.home(), session)
     }
 }
 
-/// The transcripts of a session in a directory of Claude Code's: more than one, where it stands in more than one project.
+/// The transcripts of a session in Claude Code's directory; several if it is in several projects.
 pub fn transcripts(root: &Path, session: &str) -> Vec<PathBuf> {
     let projects = std::fs::read_dir(root.join("projects"))
         .into_iter()
@@ -244,7 +260,7 @@ pub fn transcript(home: &Path, session: &str) -> PathBuf {
 }
 
 /// The files of a home that belong to sessions, and their bytes.
-pub fn kept(home: &Path) -> Files {
+pub fn session_files(home: &Path) -> Files {
     let mut files = files_below(&home.join(".claude"));
     files.retain(|path, _| {
         ["projects/", "tasks/", "file-history/"]
@@ -255,10 +271,10 @@ pub fn kept(home: &Path) -> Files {
     files
 }
 
-/// What was in one home is in the other, byte for byte; transcripts may have gone on.
+/// Checks that the files of one home are in the other, byte for byte; transcripts may be longer.
 #[track_caller]
 pub fn assert_restored(lost: &Path, home: &Path, what: &str) {
-    let (before, now) = (kept(lost), kept(home));
+    let (before, now) = (session_files(lost), session_files(home));
     assert!(!before.is_empty(), "{what}: nothing was kept");
     for (path, bytes) in &before {
         let restored = now
@@ -274,9 +290,10 @@ pub fn assert_restored(lost: &Path, home: &Path, what: &str) {
     }
 }
 
-/// The next request holds the whole conversation of an earlier one, in its order, and then `more`.
+/// Checks that the next request contains the whole conversation of an earlier one, in order, and
+/// then `more`.
 #[track_caller]
-pub fn assert_goes_on(earlier: &Request, next: &Request, more: &[&str]) {
+pub fn assert_continues(earlier: &Request, next: &Request, more: &[&str]) {
     let (earlier, next) = (conversation(earlier), conversation(next));
     assert!(
         next.len() > earlier.len() && next.starts_with(&earlier),
@@ -291,13 +308,13 @@ pub fn assert_goes_on(earlier: &Request, next: &Request, more: &[&str]) {
     }
 }
 
-/// Ends a process and all that it started, as a machine that is switched off.
-pub fn switch_off(run: &mut Running) {
+/// Kills a process and its descendants, like a power loss.
+pub fn kill_process_tree(run: &mut Running) {
     let mut tree = vec![run.0.id()];
     let mut at = 0;
     while at < tree.len() {
         let pid = tree[at];
-        // Stopped, it starts nothing more.
+        // A stopped process starts no others.
         signal(pid, Signal::STOP);
         let tasks = std::fs::read_dir(format!("/proc/{pid}/task"))
             .into_iter()
@@ -320,7 +337,7 @@ pub fn switch_off(run: &mut Running) {
 }
 
 fn signal(pid: u32, signal: Signal) {
-    // One that has ended by itself is what is wanted.
+    // The process may have ended already.
     i32::try_from(pid)
         .ok()
         .and_then(Pid::from_raw)

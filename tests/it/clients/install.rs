@@ -56,7 +56,7 @@ impl Agents {
     }
 }
 
-/// The clients, installed once for all who share the build directory; `None` where the test is to be skipped.
+/// The clients, installed once per build directory; `None` if the test must be skipped.
 pub fn agents() -> Option<&'static Agents> {
     static SHARED: OnceLock<Result<Agents, String>> = OnceLock::new();
     or_skip(SHARED.get_or_init(install).as_ref().map_err(String::clone))
@@ -71,7 +71,7 @@ fn install() -> Result<Agents, String> {
     let ready = Agents(tools.join(&name));
     let fail = |e: std::io::Error| format!("install the agents into {}: {e}", tools.display());
     std::fs::create_dir_all(&tools).map_err(fail)?;
-    // Another process may want them too, and they are a gigabyte: one installs, the others wait.
+    // Another process may need them too, and they take a gigabyte: one installs, the others wait.
     let lock = std::fs::File::create(tools.join("agents.lock")).map_err(fail)?;
     lock.lock().map_err(fail)?;
     if ready.0.exists() {
@@ -89,21 +89,22 @@ fn install() -> Result<Agents, String> {
         .map_err(fail)?;
     std::fs::write(work.path().join("package.json"), PACKAGE).map_err(fail)?;
     std::fs::write(work.path().join("package-lock.json"), LOCK).map_err(fail)?;
-    // What their install scripts would do is to put the program that we call by its own path elsewhere.
+    // Their install scripts are not needed: they only copy the program, which the tests call by its
+    // own path.
     run(Command::new("npm")
         .args(["ci", "--ignore-scripts", "--no-audit", "--no-fund"])
         .current_dir(work.path()))?;
     let installed = Agents(work.path().to_owned());
-    answers(&installed.claude_new(), "claude", "2.1.325")?;
-    answers(&installed.claude_old(), "claude", "2.1.197")?;
-    answers(&installed.codex(), "codex", "0.166.0")?;
-    answers(&installed.opencode(), "opencode", "1.18.33")?;
+    check_version(&installed.claude_new(), "claude", "2.1.325")?;
+    check_version(&installed.claude_old(), "claude", "2.1.197")?;
+    check_version(&installed.codex(), "codex", "0.166.0")?;
+    check_version(&installed.opencode(), "opencode", "1.18.33")?;
     std::fs::rename(work.keep(), &ready.0).map_err(fail)?;
     Ok(ready)
 }
 
-/// A program that was installed must run and be what was asked for.
-fn answers(bin: &Path, program: &str, version: &str) -> Result<(), String> {
+/// Checks that an installed program runs and has the expected version.
+fn check_version(bin: &Path, program: &str, version: &str) -> Result<(), String> {
     let home = crate::support::TempHome::new();
     let said = home
         .command(&bin.join(program))

@@ -13,3 +13,4 @@ pub mod install;
 pub mod model;
 mod openai;
 mod others;
+mod start;

@@ -14,38 +14,38 @@ use serde_json::{Value, json};
 use super::{anthropic, openai};
 use crate::support::backend::eventually;
 
-/// What stands before a plan in a prompt.
+/// The marker before a plan in a prompt.
 const MARK: &str = "PLAN:";
 
-/// What the id of every call begins with: it is on disk where the call is, and in no prompt.
+/// The prefix of every tool call ID. It is on disk with the call, and in no prompt.
 pub const CALL: &str = "toolu_";
 
-/// The model says this.
-pub fn say(text: &str) -> Value {
+/// The model responds with this text.
+pub fn text_reply(text: &str) -> Value {
     json!({ "say": text })
 }
 
-/// The model says this, and then nothing more, for as long as somebody listens.
-pub fn hang(text: &str) -> Value {
+/// The model sends this text and then hangs until the connection closes.
+pub fn hanging_reply(text: &str) -> Value {
     json!({ "say": text, "hang": true })
 }
 
-/// The model says so many bytes.
-pub fn fill(bytes: usize) -> Value {
+/// The model responds with this number of bytes.
+pub fn reply_of_size(bytes: usize) -> Value {
     json!({ "fill": bytes })
 }
 
 /// The model calls a tool.
-pub fn call(tool: &str, input: Value) -> Value {
+pub fn tool_call_reply(tool: &str, input: Value) -> Value {
     json!({ "call": tool, "input": input })
 }
 
-/// A prompt that tells the model what to answer, round by round.
+/// A prompt that contains the model's responses, round by round.
 pub fn prompt(words: &str, rounds: &[Vec<Value>]) -> String {
     format!("{words} {MARK}{}", json!(rounds))
 }
 
-/// What the model answers with.
+/// One block of a response.
 #[derive(Debug, Clone)]
 pub enum Block {
     Text {
@@ -68,7 +68,8 @@ fn plan(text: &str) -> Option<Vec<Vec<Value>>> {
         .ok()
 }
 
-/// What the last plan among `texts` says for the round; each text comes with how many answers followed it.
+/// The blocks of the last plan among `texts` for the current round. Each text comes with the number
+/// of responses after it.
 pub fn planned(texts: impl Iterator<Item = (String, usize)>) -> Option<Vec<Block>> {
     let (plan, round) = texts
         .filter_map(|(text, round)| Some((plan(&text)?, round)))
@@ -96,7 +97,7 @@ pub fn planned(texts: impl Iterator<Item = (String, usize)>) -> Option<Vec<Block
     Some(plan.get(round)?.iter().map(block).collect())
 }
 
-/// A request that arrived.
+/// A recorded request.
 #[derive(Debug, Clone)]
 pub struct Request {
     pub path: String,
@@ -138,7 +139,7 @@ impl Model {
                     return;
                 }
                 let shared = shared.clone();
-                // A client that goes away in the middle is what some tests are about.
+                // Some tests kill the client during a response.
                 std::thread::spawn(move || shared.serve(stream).ok());
             }
         });
@@ -149,21 +150,21 @@ impl Model {
         format!("http://{}", self.addr)
     }
 
-    /// What was asked so far.
+    /// All requests so far.
     pub fn requests(&self) -> Vec<Request> {
         self.shared.requests.lock().unwrap().clone()
     }
 
-    /// The first request of a conversation that holds these words, once it is there.
+    /// Waits for the first request of a conversation that contains these words.
     #[track_caller]
-    pub fn asked(&self, words: &str) -> Request {
+    pub fn wait_for_request(&self, words: &str) -> Request {
         eventually(&format!("the model is asked {words:?}"), || {
             !self.conversations(words).is_empty()
         });
         self.conversations(words).remove(0)
     }
 
-    /// The last request of a conversation that holds these words.
+    /// The last request of a conversation that contains these words.
     #[track_caller]
     pub fn last(&self, words: &str) -> Request {
         self.conversations(words)
@@ -171,7 +172,7 @@ impl Model {
             .unwrap_or_else(|| panic!("the model was never asked {words:?}"))
     }
 
-    /// One that offers no tools asks for a title.
+    /// A request without tools asks for a title.
     fn conversations(&self, words: &str) -> Vec<Request> {
         let talks = |request: &Request| {
             request.body["tools"]
@@ -228,7 +229,7 @@ impl Shared {
     }
 }
 
-/// Where an answer goes.
+/// The connection for a response.
 pub struct Wire<'a> {
     stream: TcpStream,
     shared: &'a Shared,
@@ -263,7 +264,7 @@ impl Wire<'_> {
         write!(self.stream, "data: {data}\n\n")
     }
 
-    /// Says nothing more until the test ends.
+    /// Sends nothing more until the test ends.
     pub fn hang(&self) {
         while !self.shared.stopped.load(Ordering::Relaxed) {
             std::thread::sleep(Duration::from_millis(20));

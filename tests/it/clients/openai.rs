@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::model::{Block, Request, Wire, planned};
 
-/// Answers a request to `/v1/responses`.
+/// Responds to a request to `/v1/responses`.
 pub fn respond(request: &Request, wire: &mut Wire<'_>) -> std::io::Result<()> {
     let items = request.body["input"]
         .as_array()
@@ -17,8 +17,8 @@ pub fn respond(request: &Request, wire: &mut Wire<'_>) -> std::io::Result<()> {
             || item["type"] == "function_call"
             || item["type"] == "reasoning"
     };
-    // One answer is several items in a row.
-    let answers = |from: usize| {
+    // One response is several consecutive items.
+    let responses_after = |from: usize| {
         items[from..]
             .chunk_by(|a, b| is_answer(a) == is_answer(b))
             .filter(|run| is_answer(&run[0]))
@@ -28,7 +28,8 @@ pub fn respond(request: &Request, wire: &mut Wire<'_>) -> std::io::Result<()> {
         .iter()
         .enumerate()
         .filter(|(_, item)| item["role"] == "user");
-    let Some(blocks) = planned(users.map(|(at, item)| (text(&item["content"]), answers(at))))
+    let Some(blocks) =
+        planned(users.map(|(at, item)| (text(&item["content"]), responses_after(at))))
     else {
         return no_plan(wire);
     };
@@ -71,7 +72,7 @@ pub fn respond(request: &Request, wire: &mut Wire<'_>) -> std::io::Result<()> {
     wire.close()
 }
 
-/// Answers a request to `/v1/chat/completions`.
+/// Responds to a request to `/v1/chat/completions`.
 pub fn chat(request: &Request, wire: &mut Wire<'_>) -> std::io::Result<()> {
     let messages = request.body["messages"]
         .as_array()
@@ -83,7 +84,7 @@ pub fn chat(request: &Request, wire: &mut Wire<'_>) -> std::io::Result<()> {
             hang: false,
         }])
     } else {
-        let answers = |from: usize| {
+        let responses_after = |from: usize| {
             messages[from..]
                 .iter()
                 .filter(|message| message["role"] == "assistant")
@@ -93,7 +94,7 @@ pub fn chat(request: &Request, wire: &mut Wire<'_>) -> std::io::Result<()> {
             .iter()
             .enumerate()
             .filter(|(_, message)| message["role"] == "user");
-        planned(users.map(|(at, message)| (text(&message["content"]), answers(at))))
+        planned(users.map(|(at, message)| (text(&message["content"]), responses_after(at))))
     };
     let Some(blocks) = blocks else {
         return no_plan(wire);
@@ -154,7 +155,8 @@ fn text(content: &Value) -> String {
     }
 }
 
-/// The conversation that a request carries: what was said, called and answered, in order, without what the client adds of its own.
+/// The conversation in a request: messages, tool calls and results in order, without the client's
+/// own additions.
 pub fn conversation(request: &Request) -> Vec<String> {
     let mut said = Vec::new();
     for item in request.body["input"]

@@ -1,7 +1,7 @@
 //! Generates the damaged stores, byte-identical every time: an undamaged history of two sessions,
 //! then one kind of damage.
 //!
-//! Owns the content of `tests/fixtures/broken` and the expected state of each session after each
+//! Owns the content of `tests/fixtures/damaged` and the expected state of each session after each
 //! entry, derived from what was written and not from what a reader returns.
 
 use std::collections::BTreeMap;
@@ -13,43 +13,44 @@ use sessiond::log::merge::Merger;
 use sessiond::log::read::EntrySink;
 use sessiond::model::{Digest, EntryHeader, EntryKind, FileKind, LogId, Part, Seq, keys};
 
-/// The session that is spoiled.
-pub const BROKEN: &str = "broken";
-/// The one beside it.
+/// The damaged session.
+pub const DAMAGED: &str = "broken";
+/// The undamaged session next to it.
 pub const HEALTHY: &str = "healthy";
-/// The entry that is spoiled.
-const SPOILED: Seq = 4;
+/// The damaged entry.
+const DAMAGED_SEQ: Seq = 4;
 /// Turns of the agent.
 const ROUNDS: u64 = 7;
-/// A claim comes before them.
+/// The last entry; the first is a claim.
 const LAST: Seq = ROUNDS + 1;
 
-/// A store, and what can be had of its broken session.
+/// A store, and what can be restored from its damaged session.
 pub struct Fixture {
     pub name: &'static str,
     /// Every object by its key.
     pub objects: BTreeMap<String, Vec<u8>>,
-    /// The entry that `restore --salvage` must go back to and what it was then; none if it must bring back nothing.
-    pub sound: Option<(Seq, Files)>,
-    /// What the healthy session is.
+    /// The entry that `restore --salvage` must restore, and its files; none if nothing can be
+    /// restored.
+    pub undamaged: Option<(Seq, Files)>,
+    /// The files of the undamaged session.
     pub healthy: Files,
 }
 
-/// A session in the making.
+/// A session that is being written.
 #[derive(Clone)]
 struct Session {
     id: LogId,
     writer: &'static str,
     entries: BTreeMap<Seq, EncodedEntry>,
-    composites: BTreeMap<String, Vec<u8>>,
+    compacted_segments: BTreeMap<String, Vec<u8>>,
     last: Seq,
     digest: Option<Digest>,
     files: Files,
-    /// What it was after each entry.
+    /// The files after each entry.
     points: BTreeMap<Seq, Files>,
 }
 
-/// What one entry changes of a file: from where on, and with what.
+/// The change of one file by one entry: path, kind, offset and bytes.
 type Change = (String, FileKind, u64, Vec<u8>);
 
 impl Session {
@@ -59,12 +60,12 @@ impl Session {
             agent: "claude-code".parse().unwrap(),
             name: name.parse().unwrap(),
         };
-        let (entries, composites, files, points) = Default::default();
+        let (entries, compacted_segments, files, points) = Default::default();
         Session {
             id,
             writer: "writer-a",
             entries,
-            composites,
+            compacted_segments,
             last: 0,
             digest: None,
             files,
@@ -72,8 +73,8 @@ impl Session {
         }
     }
 
-    /// A claim and so many rounds.
-    fn sound(name: &str, rounds: u64) -> Session {
+    /// A session of a claim and the given number of rounds.
+    fn undamaged(name: &str, rounds: u64) -> Session {
         let mut session = Session::new(name);
         session.claim(None);
         (1..=rounds).for_each(|round| session.round(round, |_| {}));
@@ -138,7 +139,7 @@ impl Session {
         self.write(EntryKind::Claim, after, Vec::new(), |_| {});
     }
 
-    /// A turn of the agent: two lines, a task that is replaced, and in the second round a result that stays.
+    /// A turn of the agent: two lines, a replaced task, and in the second round a tool result.
     fn round(&mut self, round: u64, edit: impl FnOnce(&mut EntryHeader)) {
         let id = self.id.name.to_string();
         let transcript = format!("projects/-work-app/{id}.jsonl");
@@ -171,7 +172,7 @@ impl Session {
         self.write(EntryKind::Delta, None, changes, edit);
     }
 
-    /// Goes back to how it was after an entry, to write on from there.
+    /// Resets the files to an entry, to continue from there.
     fn rollback_to(&mut self, seq: Seq) {
         (self.last, self.digest, self.files) = (
             seq,
@@ -180,26 +181,27 @@ impl Session {
         );
     }
 
-    /// What the compactor makes of these entries.
-    fn composite(&self, from: Seq, to: Seq) -> (String, EncodedEntry) {
+    /// Returns the compacted segment of these entries.
+    fn compacted(&self, from: Seq, to: Seq) -> (String, EncodedEntry) {
         let mut merger = Merger::default();
         for seq in from..=to {
             merger
                 .apply_entry(&entry::decode("made", &self.entries[&seq].bytes).unwrap())
                 .unwrap();
         }
-        let made = merger.finish(from).unwrap().unwrap();
+        let encoded = merger.finish(from).unwrap().unwrap();
         let key = if from == 1 {
             keys::snapshot(&self.id, to)
         } else {
             keys::merge(&self.id, from, to)
         };
-        (key, made)
+        (key, encoded)
     }
 
-    fn add_composite(&mut self, from: Seq, to: Seq) -> String {
-        let (key, made) = self.composite(from, to);
-        self.composites.insert(key.clone(), made.bytes.to_vec());
+    fn add_compacted(&mut self, from: Seq, to: Seq) -> String {
+        let (key, encoded) = self.compacted(from, to);
+        self.compacted_segments
+            .insert(key.clone(), encoded.bytes.to_vec());
         key
     }
 
@@ -208,7 +210,7 @@ impl Session {
             .entries
             .iter()
             .map(|(seq, encoded)| (keys::entry(&self.id, *seq), encoded.bytes.to_vec()));
-        entries.chain(self.composites.clone()).collect()
+        entries.chain(self.compacted_segments.clone()).collect()
     }
 
     fn key(&self, seq: Seq) -> String {
@@ -220,46 +222,47 @@ fn result(id: &str) -> String {
     format!("projects/-work-app/{id}/tool-results/a.txt")
 }
 
-/// Near the end, in what was compressed and not in the checksum behind it.
+/// Flips a bit near the end, in the compressed data and not in the checksum after it.
 fn flip(bytes: &mut [u8]) {
     let at = bytes.len() - 12;
     bytes[at] ^= 0x10;
 }
 
-/// The store of a session and what is done to its objects; `sound` is the entry that can be brought back, if any.
+/// Creates the store of a session and damages its objects. `undamaged` is the entry that can be
+/// restored, if any.
 fn fixture(
     name: &'static str,
     session: &Session,
-    sound: Option<Seq>,
-    spoil: impl FnOnce(&mut BTreeMap<String, Vec<u8>>),
+    undamaged: Option<Seq>,
+    damage: impl FnOnce(&mut BTreeMap<String, Vec<u8>>),
 ) -> Fixture {
-    let healthy = Session::sound(HEALTHY, 2);
+    let healthy = Session::undamaged(HEALTHY, 2);
     let mut objects = session.objects();
-    spoil(&mut objects);
+    damage(&mut objects);
     objects.extend(healthy.objects());
     Fixture {
         name,
         objects,
-        sound: sound.map(|seq| (seq, session.points[&seq].clone())),
+        undamaged: undamaged.map(|seq| (seq, session.points[&seq].clone())),
         healthy: healthy.files,
     }
 }
 
-/// All of them.
+/// All damaged stores.
 pub fn all() -> Vec<Fixture> {
-    let mut all = spoiled_entries();
+    let mut all = damaged_entries();
     all.extend(wrong_entries());
-    all.extend(spoiled_composites());
-    all.extend(lying_snapshots());
-    all.extend(gone_on());
+    all.extend(damaged_compacted_segments());
+    all.extend(contradicting_snapshots());
+    all.extend(continued_logs());
     all
 }
 
-/// Bytes that came to harm.
-fn spoiled_entries() -> Vec<Fixture> {
-    let session = Session::sound(BROKEN, ROUNDS);
-    let key = session.key(SPOILED);
-    let before = Some(SPOILED - 1);
+/// Entries with damaged bytes.
+fn damaged_entries() -> Vec<Fixture> {
+    let session = Session::undamaged(DAMAGED, ROUNDS);
+    let key = session.key(DAMAGED_SEQ);
+    let before = Some(DAMAGED_SEQ - 1);
     vec![
         fixture("missing-entry", &session, before, |objects| {
             drop(objects.remove(&key))
@@ -286,51 +289,52 @@ fn spoiled_entries() -> Vec<Fixture> {
     ]
 }
 
-/// Whole entries that say what cannot be; those behind them follow.
+/// Complete entries with a wrong header; later entries refer to them.
 fn wrong_entries() -> Vec<Fixture> {
     let wrong = |edit: &dyn Fn(&mut EntryHeader)| {
-        let mut session = Session::new(BROKEN);
+        let mut session = Session::new(DAMAGED);
         session.claim(None);
         (1..=ROUNDS).for_each(|round| {
             session.round(round, |header| {
-                if header.seq == SPOILED {
+                if header.seq == DAMAGED_SEQ {
                     edit(header)
                 }
             })
         });
         session
     };
-    let before = Some(SPOILED - 1);
+    let before = Some(DAMAGED_SEQ - 1);
     let prev = wrong(&|header| header.prev_digest = Some(Digest::of(b"another entry")));
     let digest = wrong(&|header| header.parts[0].file_sha256 = Digest::of(b"another file"));
     let version = wrong(&|header| header.version = version::ENTRY + 1);
-    // Two writers on a store that does not fence: both wrote entry 4, the second over the first, which went on.
-    let mut first = Session::sound(BROKEN, ROUNDS);
+    // Two writers on a store that does not fence: both wrote entry 4. The second replaced the first
+    // one's entry, and the first continued.
+    let mut first = Session::undamaged(DAMAGED, ROUNDS);
     let mut second = first.clone();
-    second.rollback_to(SPOILED - 1);
+    second.rollback_to(DAMAGED_SEQ - 1);
     second.writer = "writer-b";
     second.round(100, |_| {});
     first
         .entries
-        .insert(SPOILED, second.entries[&SPOILED].clone());
-    first.points.insert(SPOILED, second.files);
+        .insert(DAMAGED_SEQ, second.entries[&DAMAGED_SEQ].clone());
+    first.points.insert(DAMAGED_SEQ, second.files);
     vec![
-        fixture("wrong-prev", &prev, before, |_| {}),
+        fixture("wrong-prev-digest", &prev, before, |_| {}),
         fixture("wrong-file-digest", &digest, before, |_| {}),
-        // Not damage: nothing of it may be cut off.
+        // This is not damage: nothing may be discarded.
         fixture("newer-format", &version, None, |_| {}),
-        fixture("doubled-number", &first, Some(SPOILED), |_| {}),
+        fixture("duplicate-seq", &first, Some(DAMAGED_SEQ), |_| {}),
     ]
 }
 
-/// Merges and snapshots that came to harm, with and without the entries they stand for.
-fn spoiled_composites() -> Vec<Fixture> {
-    let mut merged = Session::sound(BROKEN, ROUNDS);
-    let merge = merged.add_composite(2, 5);
-    let mut collected = Session::sound(BROKEN, ROUNDS);
-    let snapshot = collected.add_composite(1, 5);
+/// Damaged merges and snapshots, with and without the entries they cover.
+fn damaged_compacted_segments() -> Vec<Fixture> {
+    let mut merged = Session::undamaged(DAMAGED, ROUNDS);
+    let merge = merged.add_compacted(2, 5);
+    let mut collected = Session::undamaged(DAMAGED, ROUNDS);
+    let snapshot = collected.add_compacted(1, 5);
     let mut older = collected.clone();
-    older.add_composite(1, 3);
+    older.add_compacted(1, 3);
     let without_entries = |objects: &mut BTreeMap<String, Vec<u8>>| {
         (1..=5).for_each(|seq| drop(objects.remove(&collected.key(seq))));
         flip(objects.get_mut(&snapshot).unwrap());
@@ -354,13 +358,13 @@ fn spoiled_composites() -> Vec<Fixture> {
     ]
 }
 
-/// Snapshots that are whole and say something else than the entries.
-fn lying_snapshots() -> Vec<Fixture> {
-    let lie = |path: String, bytes: &[u8]| {
-        let mut truth = Session::sound(BROKEN, ROUNDS);
-        let (key, made) = truth.composite(1, 5);
-        let mut header = made.header;
-        let mut files = truth.points[&5].clone();
+/// Complete snapshots that contradict the entries.
+fn contradicting_snapshots() -> Vec<Fixture> {
+    let contradict = |path: String, bytes: &[u8]| {
+        let mut session = Session::undamaged(DAMAGED, ROUNDS);
+        let (key, encoded) = session.compacted(1, 5);
+        let mut header = encoded.header;
+        let mut files = session.points[&5].clone();
         files.insert(path.clone(), bytes.to_vec());
         for part in &mut header.parts {
             let file = &files[part.path.as_str()];
@@ -371,25 +375,27 @@ fn lying_snapshots() -> Vec<Fixture> {
             .iter()
             .map(|part| &files[part.path.as_str()])
             .collect();
-        let lying = sessiond::codec::snapshot::encode(header.clone(), &bodies).unwrap();
-        truth.composites.insert(key, lying.bytes.to_vec());
-        truth
+        let contradicting = sessiond::codec::snapshot::encode(header.clone(), &bodies).unwrap();
+        session
+            .compacted_segments
+            .insert(key, contradicting.bytes.to_vec());
+        session
     };
-    let transcript = lie(
-        format!("projects/-work-app/{BROKEN}.jsonl"),
+    let transcript = contradict(
+        format!("projects/-work-app/{DAMAGED}.jsonl"),
         b"{\"type\":\"user\",\"text\":\"never said\"}\n",
     );
-    let mut unnoticed = lie(result(BROKEN), b"what no tool said");
-    // Nothing that a restore reads contradicts it: it is what comes back.
+    let mut unnoticed = contradict(result(DAMAGED), b"what no tool said");
+    // Nothing that a restore reads contradicts it: the restore returns it.
     unnoticed
         .points
         .get_mut(&LAST)
         .unwrap()
-        .insert(result(BROKEN), b"what no tool said".to_vec());
+        .insert(result(DAMAGED), b"what no tool said".to_vec());
     vec![
-        fixture("lying-snapshot", &transcript, Some(LAST), |_| {}),
+        fixture("contradicting-snapshot", &transcript, Some(LAST), |_| {}),
         fixture(
-            "lying-snapshot-about-a-file-that-stayed",
+            "contradicting-snapshot-of-an-unchanged-file",
             &unnoticed,
             Some(LAST),
             |_| {},
@@ -397,22 +403,22 @@ fn lying_snapshots() -> Vec<Fixture> {
     ]
 }
 
-/// Logs that are as they should be, and not plain.
-fn gone_on() -> Vec<Fixture> {
-    let mut removed = Session::sound(BROKEN, ROUNDS);
+/// Undamaged logs with a removal or a salvage.
+fn continued_logs() -> Vec<Fixture> {
+    let mut removed = Session::undamaged(DAMAGED, ROUNDS);
     removed.write(EntryKind::Tombstone, None, Vec::new(), |_| {});
-    // Somebody salvaged it and went on: the claim names the last sound entry as the one before.
-    let mut session = Session::sound(BROKEN, ROUNDS);
-    session.rollback_to(SPOILED - 1);
+    // The session was salvaged and continued: the claim refers to the last undamaged entry.
+    let mut session = Session::undamaged(DAMAGED, ROUNDS);
+    session.rollback_to(DAMAGED_SEQ - 1);
     session.writer = "writer-b";
-    session.claim(Some((LAST, SPOILED - 1)));
+    session.claim(Some((LAST, DAMAGED_SEQ - 1)));
     session.round(9, |_| {});
     session.round(10, |_| {});
-    let key = session.key(SPOILED);
+    let key = session.key(DAMAGED_SEQ);
     vec![
         fixture("removed", &removed, None, |_| {}),
         fixture(
-            "gone-on-behind-the-damage",
+            "continued-after-damage",
             &session,
             Some(LAST + 3),
             |objects| flip(objects.get_mut(&key).unwrap()),

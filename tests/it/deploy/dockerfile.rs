@@ -5,7 +5,7 @@
 #[derive(Debug)]
 pub struct Copy {
     pub from_stage: bool,
-    /// `USER:GROUP`, where it says so.
+    /// `USER:GROUP`, if given.
     pub owner: Option<String>,
     pub sources: Vec<String>,
     pub target: String,
@@ -51,7 +51,7 @@ impl Stage {
             .map(|(_, rest)| rest.as_str())
     }
 
-    /// What follows an instruction that is there once.
+    /// The arguments of an instruction that occurs once.
     #[track_caller]
     pub fn one(&self, word: &str) -> &str {
         let mut all = self.all(word);
@@ -60,7 +60,7 @@ impl Stage {
         found
     }
 
-    /// An instruction in its JSON form, which needs no shell.
+    /// The arguments of an instruction in JSON form, which needs no shell.
     #[track_caller]
     pub fn list(&self, word: &str) -> Vec<String> {
         let text = self.one(word);

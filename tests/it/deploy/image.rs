@@ -19,7 +19,7 @@ const LINE: &str = "{\"type\":\"user\",\"cwd\":\"/work/app\",\"message\":{\"cont
 
 /// A container of the image: its root directory, and the volume that is its home.
 struct Container {
-    place: TempHome,
+    directory: TempHome,
     stage: Stage,
     variables: Vec<(String, String)>,
 }
@@ -29,7 +29,7 @@ impl Container {
         let stage = Stage::read(&text("Dockerfile")).pop().unwrap();
         assert_eq!(stage.base, "scratch");
         let container = Container {
-            place: TempHome::new(),
+            directory: TempHome::new(),
             stage,
             variables: Vec::new(),
         };
@@ -42,7 +42,7 @@ impl Container {
             let target = container.root().join(copy.target.trim_start_matches('/'));
             std::fs::create_dir_all(target.parent().unwrap()).unwrap();
             match copy.sources[0].as_str() {
-                "/src/target/release/sessiond" => container.bring_program(&target),
+                "/src/target/dist/sessiond" => container.copy_program(&target),
                 "/etc/ssl/certs/ca-certificates.crt" => {
                     std::fs::copy("/etc/ssl/certs/ca-certificates.crt", &target).unwrap();
                 }
@@ -67,11 +67,11 @@ impl Container {
     }
 
     fn root(&self) -> PathBuf {
-        self.place.path().join("root")
+        self.directory.path().join("root")
     }
 
     fn volume(&self) -> PathBuf {
-        self.place.path().join("volume")
+        self.directory.path().join("volume")
     }
 
     fn user(&self) -> (u32, u32) {
@@ -82,7 +82,7 @@ impl Container {
         )
     }
 
-    /// As a container engine makes one: empty, with the owner of the directory in the image.
+    /// As a container engine creates one: empty, with the owner of the directory in the image.
     fn new_volume(&self) {
         let _ = std::fs::remove_dir_all(self.volume());
         std::fs::create_dir(self.volume()).unwrap();
@@ -94,8 +94,8 @@ impl Container {
         chown(self.volume(), Some(image.uid()), Some(image.gid())).unwrap();
     }
 
-    /// The program under test. The image's is static; this one brings the libraries that it is linked to, and nothing else.
-    fn bring_program(&self, target: &Path) {
+    /// Copies the program under test with its shared libraries. The program in the image is static.
+    fn copy_program(&self, target: &Path) {
         std::fs::copy(sessiond(), target).unwrap();
         let linked = Command::new("ldd").arg(sessiond()).output().unwrap();
         for library in String::from_utf8(linked.stdout)
@@ -122,7 +122,7 @@ impl Container {
     }
 
     fn exec(&self, command: &[&str]) -> Command {
-        // Mounts that this command alone sees: the root read-only, the volume in it.
+        // Mounts that only this command sees: the root read-only, the volume in it.
         const ENTER: &str = "mount --bind \"$1\" \"$1\" && mount -o remount,bind,ro \"$1\" && mount --bind \"$2\" \"$1$3\" || exit 125\n\
             root=$1 user=$4; shift 4; exec setpriv --no-new-privs chroot --userspec=\"$user\" --groups= \"$root\" \"$@\"";
         let (user, group) = self.user();
@@ -142,7 +142,7 @@ impl Container {
         enter
             .args([self.stage.one("VOLUME"), &format!("{user}:{group}")])
             .args(command);
-        // PATH is for what stands before the new root, where the image's own would find nothing.
+        // PATH is for the commands before the new root, where the image's PATH finds nothing.
         let own = self
             .stage
             .environment()
@@ -175,7 +175,7 @@ impl Container {
             .join(format!(".claude/projects/-work-app/{SESSION}.jsonl"))
     }
 
-    /// The agent beside it, which has the same user.
+    /// Writes as the agent, which has the same user.
     fn agent_writes(&self) {
         append(&self.transcript(), LINE);
         let (user, group) = self.user();
@@ -195,7 +195,7 @@ fn the_image_streams_and_restores_without_other_programs() {
     let Some(mut container) = Container::new() else {
         return;
     };
-    // Nothing is in it but the program, its libraries and the certificates.
+    // It contains only the program, its libraries and the certificates.
     let found = Command::new("find")
         .arg(container.root())
         .args(["-type", "f", "-printf", "/%P\n"])
@@ -214,7 +214,7 @@ fn the_image_streams_and_restores_without_other_programs() {
         "{found:?}"
     );
 
-    // What every engine brings: names of other containers.
+    // Every engine provides the names of other containers.
     std::fs::write(
         container.root().join("etc/hosts"),
         "127.0.0.1 objects database\n",
@@ -235,8 +235,8 @@ fn the_image_streams_and_restores_without_other_programs() {
     .map(|(name, value)| (name.to_owned(), value.to_owned()))
     .to_vec();
     assert!(!container.healthy(), "nothing runs yet");
-    let log = std::fs::File::create(container.place.path().join("log")).unwrap();
-    let said = || std::fs::read_to_string(container.place.path().join("log")).unwrap();
+    let log = std::fs::File::create(container.directory.path().join("log")).unwrap();
+    let log_text = || std::fs::read_to_string(container.directory.path().join("log")).unwrap();
     let default: Vec<String> = container.stage.list("CMD");
     let default: Vec<&str> = default.iter().map(String::as_str).collect();
     let mut daemon = Running(
@@ -248,14 +248,14 @@ fn the_image_streams_and_restores_without_other_programs() {
             .unwrap(),
     );
     eventually("it is healthy", || {
-        assert!(daemon.0.try_wait().unwrap().is_none(), "{}", said());
+        assert!(daemon.0.try_wait().unwrap().is_none(), "{}", log_text());
         container.healthy()
     });
     container.agent_writes();
     container.run(&["flush", "--wait"]).ok();
     assert_eq!(container.stage.one("STOPSIGNAL"), "SIGTERM");
     daemon.signal(Signal::TERM);
-    assert_eq!(daemon.code(), Some(0), "{}", said());
+    assert_eq!(daemon.code(), Some(0), "{}", log_text());
 
     // Another container of the image, on an empty volume.
     container.new_volume();
@@ -282,7 +282,7 @@ fn the_image_streams_and_restores_without_other_programs() {
             "--wait",
         ])
         .ok();
-    // And nothing outside of the volume can be written.
+    // Nothing outside the volume is writable.
     container.variables[0].1 = "file:///elsewhere".into();
     let refused = container.run(&["restore", SESSION]);
     assert!(
@@ -292,7 +292,7 @@ fn the_image_streams_and_restores_without_other_programs() {
     );
 }
 
-/// A server that speaks TLS with a certificate of an authority that nobody knows, and answers everything with "not found".
+/// A TLS server with a certificate of an unknown authority, which responds with "not found".
 const TLS: &str = "import http.server, ssl, sys\n\
     class Answer(http.server.BaseHTTPRequestHandler):\n\
     \x20   def do_GET(self):\n\
@@ -317,7 +317,7 @@ fn the_image_trusts_its_bundled_certificates() {
     let Some(mut container) = Container::new() else {
         return;
     };
-    let path = |name: &str| container.place.path().join(name);
+    let path = |name: &str| container.directory.path().join(name);
     let wanted = "[req]\ndistinguished_name=dn\nx509_extensions=v3\nprompt=no\n[dn]\nCN=test\n\
         [v3]\nsubjectAltName=IP:127.0.0.1\nbasicConstraints=critical,CA:FALSE\n";
     std::fs::write(path("wanted"), wanted).unwrap();
@@ -351,18 +351,18 @@ fn the_image_trusts_its_bundled_certificates() {
         .local_addr()
         .unwrap()
         .port();
-    let asked = std::fs::File::create(path("asked")).unwrap();
+    let requests_log = std::fs::File::create(path("requests")).unwrap();
     let serve = Command::new("python3")
         .args(["-c", TLS, &port.to_string()])
         .arg(path("both"))
-        .stdout(asked)
+        .stdout(requests_log)
         .stderr(Stdio::null())
         .spawn();
     let _server = Running(serve.unwrap());
     eventually("it listens", || {
         std::net::TcpStream::connect(("127.0.0.1", port)).is_ok()
     });
-    let asked = container.place.path().join("asked");
+    let requests_log = container.directory.path().join("requests");
     let store = format!("s3://bucket?endpoint=https://127.0.0.1:{port}&region=us-east-1");
     let named = [
         ("SESSIOND_STORE", store.as_str()),
@@ -378,12 +378,12 @@ fn the_image_trusts_its_bundled_certificates() {
     let refused = container.run(&["restore", SESSION]);
     assert!(refused.code() != 0, "{}", refused.out());
     assert_eq!(
-        std::fs::read_to_string(&asked).unwrap(),
+        std::fs::read_to_string(&requests_log).unwrap(),
         "",
         "an unknown authority was trusted: {}",
         refused.err()
     );
-    // Where the Dockerfile says that they are.
+    // At the path in the Dockerfile.
     let bundle = container
         .stage
         .environment()
@@ -397,7 +397,7 @@ fn the_image_trusts_its_bundled_certificates() {
     );
     let ran = container.run(&["restore", SESSION]);
     assert_ne!(
-        std::fs::read_to_string(&asked).unwrap(),
+        std::fs::read_to_string(&requests_log).unwrap(),
         "",
         "{}",
         ran.err()
@@ -409,7 +409,7 @@ fn the_dockerfile_copies_every_build_input() {
     let stages = Stage::read(&text("Dockerfile"));
     let build = &stages[0];
     let tree = Path::new(env!("CARGO_MANIFEST_DIR"));
-    // The compiler is the one that Cargo.toml asks for.
+    // The compiler is the one that Cargo.toml requires.
     let manifest = std::fs::read_to_string(tree.join("Cargo.toml")).unwrap();
     let wanted = manifest
         .lines()
@@ -421,15 +421,15 @@ fn the_dockerfile_copies_every_build_input() {
         "{}",
         build.base
     );
-    // The empty program around which the dependencies are built is one to Cargo.
-    let place = tempfile::tempdir().unwrap();
+    // Cargo accepts the empty program with which the dependencies are built.
+    let directory = tempfile::tempdir().unwrap();
     let copied: Vec<String> = build
         .copies()
         .into_iter()
         .flat_map(|copy| copy.sources)
         .collect();
     for name in copied.iter().filter(|name| tree.join(name).is_file()) {
-        std::fs::copy(tree.join(name), place.path().join(name)).unwrap();
+        std::fs::copy(tree.join(name), directory.path().join(name)).unwrap();
     }
     let steps = build
         .runs()
@@ -439,7 +439,7 @@ fn the_dockerfile_copies_every_build_input() {
     for step in steps.iter().take_while(|step| !step.starts_with("cargo ")) {
         run(Command::new("sh")
             .args(["-c", step])
-            .current_dir(place.path()))
+            .current_dir(directory.path()))
         .unwrap();
     }
     let complete = || {
@@ -451,7 +451,7 @@ fn the_dockerfile_copies_every_build_input() {
                 "--no-deps",
                 "--format-version=1",
             ])
-            .current_dir(place.path())
+            .current_dir(directory.path())
             .output()
             .unwrap();
         assert!(
@@ -472,9 +472,9 @@ fn the_dockerfile_copies_every_build_input() {
         complete(),
         "the empty program lacks a file that Cargo.toml names"
     );
-    std::fs::remove_file(place.path().join("src/main.rs")).unwrap();
+    std::fs::remove_file(directory.path().join("src/main.rs")).unwrap();
     assert!(!complete(), "this would not notice one that is missing");
-    // What the source includes from elsewhere, and what the context lets in.
+    // The files that the source includes from outside `src`, and the files in the build context.
     let included = Command::new("grep")
         .args(["-rhoE", "(include_str|include_bytes|migrate)!\\(\"[^\"]+\""])
         .arg(tree.join("src"))

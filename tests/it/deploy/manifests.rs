@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use super::{
-    Checkers, assert_known, assert_taken, file, flush_deadline, holds_and_can_fail, strings,
+    Checkers, assert_known, assert_parses, check_and_detect_failure, file, flush_deadline, strings,
 };
 use crate::support::files::copy_dir;
 use crate::support::{TempHome, fetch, or_skip, run};
 
-/// Where each can run: the newest, and the oldest that it is meant for.
+/// The Kubernetes versions of each: the newest, and the oldest supported one.
 const BUILDS: [(&str, &[&str]); 4] = [
     ("overlays/aws", &["1.37", "1.29"]),
     ("overlays/keys", &["1.37", "1.25"]),
@@ -31,7 +31,7 @@ impl Kustomize {
         let home = TempHome::new();
         let copy = home.path().join("kubernetes");
         copy_dir(&file("kubernetes"), &copy);
-        // What git leaves alone.
+        // Files that git ignores.
         let secrets = copy.join("overlays/keys/secrets");
         std::fs::create_dir_all(&secrets).unwrap();
         for name in [
@@ -62,16 +62,17 @@ impl Kustomize {
             .arg(self.home.path().join("kubernetes").join(part))
             .output()
             .map_err(|e| e.to_string())?;
-        let said = String::from_utf8_lossy(&built.stderr).into_owned();
+        let stderr = String::from_utf8_lossy(&built.stderr).into_owned();
         if built.status.success() {
             String::from_utf8(built.stdout).map_err(|e| e.to_string())
         } else {
-            Err(said)
+            Err(stderr)
         }
     }
 }
 
-/// Debian's kubectl is older than directories among `resources`; it calls them `bases`, and the newest still knows the word.
+/// Debian's kubectl does not accept directories in `resources`. It calls them `bases`, which the
+/// newest version still accepts.
 fn with_bases(path: &Path) {
     let text = std::fs::read_to_string(path).unwrap();
     let (directories, others): (Vec<&str>, Vec<&str>) =
@@ -84,7 +85,7 @@ fn with_bases(path: &Path) {
     std::fs::write(path, changed).unwrap();
 }
 
-/// The pod that a workload makes.
+/// The pod of a workload.
 fn pod(document: &Value) -> Option<&Value> {
     let spec = match document["kind"].as_str()? {
         "Job" | "Deployment" => &document["spec"]["template"]["spec"],
@@ -100,7 +101,7 @@ fn containers(pod: &Value) -> impl Iterator<Item = &Value> {
         .flat_map(|kind| pod[kind].as_array().into_iter().flatten())
 }
 
-/// What a container gives to sessiond, where it is sessiond that it runs.
+/// The arguments of sessiond, if the container runs it.
 fn arguments(container: &Value) -> Option<Vec<String>> {
     let mut all = [strings(&container["command"]), strings(&container["args"])].concat();
     if container["image"].as_str()?.contains("sessiond") {
@@ -111,8 +112,8 @@ fn arguments(container: &Value) -> Option<Vec<String>> {
         .map(|_| all)
 }
 
-/// The Pod Security Standard `restricted`, and a root directory that nobody can write to.
-fn restricted(pod: &Value) -> Result<(), String> {
+/// Checks the Pod Security Standard `restricted`, and a read-only root directory.
+fn check_restricted(pod: &Value) -> Result<(), String> {
     let of_pod = &pod["securityContext"];
     let wanted = of_pod["runAsNonRoot"] == true
         && of_pod["seccompProfile"]["type"] == "RuntimeDefault"
@@ -133,8 +134,9 @@ fn restricted(pod: &Value) -> Result<(), String> {
     Ok(())
 }
 
-/// The probes ask where sessiond listens, and the final flush ends before its pod is ended.
-fn fits(pod: &Value) -> Result<(), String> {
+/// Checks that the probes use sessiond's port, and that the final flush ends before the pod is
+/// killed.
+fn check_timeouts(pod: &Value) -> Result<(), String> {
     for container in containers(pod) {
         let Some(arguments) = arguments(container) else {
             continue;
@@ -179,20 +181,20 @@ fn kubernetes_manifests_match_the_api_schemas() {
         let built = kustomize.build(part).unwrap();
         for version in versions {
             let check = |text: &str| {
-                let named = checkers.written("built.yaml", text);
+                let named = checkers.write_temp_file("built.yaml", text);
                 run(checkers
                     .program("kubernetes-validate")
                     .env("PYTHONPATH", &checkers.packages)
                     .args(["-k", version, "--strict"])
                     .arg(named))
             };
-            holds_and_can_fail(
+            check_and_detect_failure(
                 &built,
                 ("terminationGracePeriodSeconds", "terminationGracePeriod"),
                 "terminationGracePeriod",
                 check,
             );
-            holds_and_can_fail(
+            check_and_detect_failure(
                 &built,
                 ("runAsUser: 1000", "runAsUser: agent"),
                 "agent",
@@ -200,8 +202,8 @@ fn kubernetes_manifests_match_the_api_schemas() {
             );
         }
     }
-    // A native sidecar is unknown to what is older.
-    let sidecar = checkers.written("built.yaml", &kustomize.build("sidecar").unwrap());
+    // Older versions do not support native sidecars.
+    let sidecar = checkers.write_temp_file("built.yaml", &kustomize.build("sidecar").unwrap());
     let older = run(checkers
         .program("kubernetes-validate")
         .env("PYTHONPATH", &checkers.packages)
@@ -226,30 +228,35 @@ fn kubernetes_manifests_are_restricted_and_their_timeouts_fit() {
     for (part, _) in BUILDS {
         let built = kustomize.build(part).unwrap();
         let breaks = |from: &str, to: &str, why: &str, check| {
-            holds_and_can_fail(&built, (from, to), why, |text| each(text, check))
+            check_and_detect_failure(&built, (from, to), why, |text| each(text, check))
         };
         breaks(
             "readOnlyRootFilesystem: true",
             "readOnlyRootFilesystem: false",
             "may too much",
-            restricted,
+            check_restricted,
         );
         breaks(
             "runAsNonRoot: true",
             "runAsNonRoot: false",
             "may too much",
-            restricted,
+            check_restricted,
         );
-        breaks("0.0.0.0:9464", "127.0.0.1:9464", "nobody answers", fits);
+        breaks(
+            "0.0.0.0:9464",
+            "127.0.0.1:9464",
+            "nobody answers",
+            check_timeouts,
+        );
         breaks(
             "terminationGracePeriodSeconds: ",
             "terminationGracePeriodSeconds: 1 # ",
             "until it is killed",
-            fits,
+            check_timeouts,
         );
         for document in checkers.yaml(&built) {
             for container in pod(&document).into_iter().flat_map(containers) {
-                // As the kubelet fills them in.
+                // As the kubelet expands them.
                 let filled = |argument: &String| {
                     argument.replace(
                         "$(SESSIOND_SESSION)",
@@ -257,7 +264,7 @@ fn kubernetes_manifests_are_restricted_and_their_timeouts_fit() {
                     )
                 };
                 if let Some(arguments) = arguments(container) {
-                    assert_taken(&arguments.iter().map(filled).collect::<Vec<_>>());
+                    assert_parses(&arguments.iter().map(filled).collect::<Vec<_>>());
                 }
             }
             if document["kind"] == "ConfigMap" {
@@ -270,7 +277,7 @@ fn kubernetes_manifests_are_restricted_and_their_timeouts_fit() {
             }
         }
     }
-    // The gate of the sidecar, and no token of the bucket's for the agent.
+    // The sidecar has a readiness gate, and the agent has no credentials of the bucket.
     let job = checkers
         .yaml(&kustomize.build("overlays/aws").unwrap())
         .into_iter()

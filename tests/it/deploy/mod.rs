@@ -35,7 +35,7 @@ struct Checkers {
 }
 
 impl Checkers {
-    /// `None` where the test is to be skipped.
+    /// Returns `None` if the test must be skipped.
     fn new() -> Option<Checkers> {
         Some(Checkers {
             packages: or_skip(fetch::checkers())?,
@@ -43,12 +43,12 @@ impl Checkers {
         })
     }
 
-    /// A program among them.
+    /// One of the programs.
     fn program(&self, name: &str) -> Command {
         self.home.command(&self.packages.join("bin").join(name))
     }
 
-    /// Python with their modules.
+    /// Python with the modules of the tools.
     fn python(&self, arguments: &[&str]) -> Command {
         let mut python = self.home.command(Path::new("python3"));
         python
@@ -61,7 +61,10 @@ impl Checkers {
     /// The documents of a YAML file.
     fn yaml(&self, text: &str) -> Vec<Value> {
         let mut read = self.python(&["-c", "import json, sys, yaml; print(json.dumps(list(yaml.safe_load_all(open(sys.argv[1])))))"]);
-        let out = read.arg(self.written("read.yaml", text)).output().unwrap();
+        let out = read
+            .arg(self.write_temp_file("read.yaml", text))
+            .output()
+            .unwrap();
         assert!(
             out.status.success(),
             "{}",
@@ -70,17 +73,17 @@ impl Checkers {
         serde_json::from_slice(&out.stdout).unwrap()
     }
 
-    /// A file with this text, in a directory of ours.
-    fn written(&self, name: &str, text: &str) -> PathBuf {
+    /// Writes a file with this text to a temporary directory.
+    fn write_temp_file(&self, name: &str, text: &str) -> PathBuf {
         let path = self.home.path().join(name);
         std::fs::write(&path, text).unwrap();
         path
     }
 }
 
-/// The check takes the text as it is, and refuses it with `from` replaced by `to`, saying `why`.
+/// Checks that `check` accepts the text, and rejects it with `why` if `from` is replaced by `to`.
 #[track_caller]
-fn holds_and_can_fail(
+fn check_and_detect_failure(
     text: &str,
     (from, to): (&str, &str),
     why: &str,
@@ -93,16 +96,16 @@ fn holds_and_can_fail(
     assert!(error.contains(why), "{error}");
 }
 
-/// The program takes these arguments: all are flags that it has, with values that it can read.
+/// Checks that the program accepts these flags and values.
 #[track_caller]
-fn assert_taken(arguments: &[String]) {
+fn assert_parses(arguments: &[String]) {
     let home = TempHome::new();
-    // What follows the two dashes is somebody else's.
+    // Arguments after the two dashes belong to another program.
     let ours: Vec<&String> = arguments
         .iter()
         .take_while(|argument| *argument != "--")
         .collect();
-    // --help is last: whatever stands before it has been read by then.
+    // --help is last, so that everything before it is parsed.
     let ran = home
         .command(&sessiond())
         .args(&ours)
@@ -117,7 +120,7 @@ fn assert_taken(arguments: &[String]) {
     );
 }
 
-/// The program knows the variable.
+/// Checks that the program knows the variable.
 #[track_caller]
 fn assert_known(variable: &str) {
     let home = TempHome::new();
@@ -136,7 +139,7 @@ fn assert_known(variable: &str) {
     );
 }
 
-/// The seconds in a length of time such as `25s`.
+/// The seconds of a duration such as `25s`.
 #[track_caller]
 fn seconds(time: &str) -> u64 {
     time.strip_suffix('s')
@@ -175,7 +178,7 @@ fn an_unknown_flag_in_a_deploy_file_is_detected() {
             .iter()
             .map(|argument| (*argument).to_owned())
             .collect();
-        std::panic::catch_unwind(|| assert_taken(&arguments)).is_ok()
+        std::panic::catch_unwind(|| assert_parses(&arguments)).is_ok()
     };
     assert!(
         taken(&["daemon", "--flush-deadline=8s"])
@@ -198,7 +201,7 @@ fn shell_scripts_are_clean() {
     let check = |text: &str| {
         run(checkers
             .program("shellcheck")
-            .arg(checkers.written("script.sh", text)))
+            .arg(checkers.write_temp_file("script.sh", text)))
     };
     let mut scripts = vec![tree.join(".ci/run"), tree.join("fuzz/run")];
     scripts.extend(
@@ -214,7 +217,7 @@ fn shell_scripts_are_clean() {
             .unwrap_or_else(|error| panic!("{}: {error}", script.display()));
     }
     let entrypoint = std::fs::read_to_string(tree.join("examples/entrypoint.sh")).unwrap();
-    holds_and_can_fail(&entrypoint, ("\"$session\"", "$session"), "SC2086", check);
+    check_and_detect_failure(&entrypoint, ("\"$session\"", "$session"), "SC2086", check);
 }
 
 #[test]
@@ -226,15 +229,15 @@ fn dockerfiles_are_clean() {
         run(checkers
             .program("hadolint")
             .args(["--no-color"])
-            .arg(checkers.written("Dockerfile", text)))
+            .arg(checkers.write_temp_file("Dockerfile", text)))
     };
-    holds_and_can_fail(
+    check_and_detect_failure(
         &text("Dockerfile"),
         ("WORKDIR /src", "WORKDIR src"),
         "DL3000",
         check,
     );
-    holds_and_can_fail(
+    check_and_detect_failure(
         &text("agent.Dockerfile"),
         ("claude-code@2.1.197", "claude-code"),
         "DL3016",

@@ -11,35 +11,35 @@ use sessiond::daemon::health::{HealthReport, HealthSnapshot, IndexHealth};
 use sessiond::daemon::metrics::render;
 use sessiond::sys::{Clock, Counters, SystemClock};
 
-use super::{file, holds_and_can_fail, text};
+use super::{check_and_detect_failure, file, text};
 use crate::support::{fetch, or_skip, run};
 
 /// The checker of Prometheus, in a directory with the rules and their tests.
 struct Promtool {
     program: std::path::PathBuf,
-    place: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
 impl Promtool {
     fn new() -> Option<Promtool> {
         let package = or_skip(fetch::debian_package("prometheus"))?;
-        let place = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         std::fs::copy(
             file("prometheus/alerts_test.yml"),
-            place.path().join("alerts_test.yml"),
+            directory.path().join("alerts_test.yml"),
         )
         .unwrap();
         Some(Promtool {
             program: package.join("usr/bin/promtool"),
-            place,
+            directory,
         })
     }
 
-    fn says(&self, verb: &str, on: &str, rules: &str) -> Result<(), String> {
-        std::fs::write(self.place.path().join("alerts.yml"), rules).unwrap();
+    fn check_rules(&self, verb: &str, on: &str, rules: &str) -> Result<(), String> {
+        std::fs::write(self.directory.path().join("alerts.yml"), rules).unwrap();
         run(Command::new(&self.program)
             .args([verb, "rules", on])
-            .current_dir(self.place.path()))
+            .current_dir(self.directory.path()))
     }
 }
 
@@ -49,13 +49,13 @@ fn the_alerts_fire_when_they_should() {
         return;
     };
     let rules = text("prometheus/alerts.yml");
-    holds_and_can_fail(
+    check_and_detect_failure(
         &rules,
         ("> 60\n", "> > 60\n"),
         "could not parse expression",
-        |text| promtool.says("check", "alerts.yml", text),
+        |text| promtool.check_rules("check", "alerts.yml", text),
     );
-    // Each one's threshold matters to its test.
+    // The test of each alert depends on its threshold.
     for broken in [
         (
             "sessiond_lag_max_seconds > 60",
@@ -75,8 +75,8 @@ fn the_alerts_fire_when_they_should() {
             "sessiond_watch_degraded == 0",
         ),
     ] {
-        holds_and_can_fail(&rules, broken, "FAILED", |text| {
-            promtool.says("test", "alerts_test.yml", text)
+        check_and_detect_failure(&rules, broken, "FAILED", |text| {
+            promtool.check_rules("test", "alerts_test.yml", text)
         });
     }
     let tests = text("prometheus/alerts_test.yml");
@@ -110,7 +110,7 @@ fn the_dashboard_is_valid() {
         let dashboard: Value = serde_json::from_str(text).map_err(|e| e.to_string())?;
         let mut rules = "groups:\n- name: dashboard\n  rules:\n".to_owned();
         for (number, query) in queries(&dashboard).iter().enumerate() {
-            // As Grafana asks it.
+            // As Grafana sends it.
             let query = query
                 .replace("$__rate_interval", "1m")
                 .replace("$job", ".*")
@@ -123,7 +123,7 @@ fn the_dashboard_is_valid() {
                 serde_json::json!(query)
             );
         }
-        promtool.says("check", "alerts.yml", &rules)?;
+        promtool.check_rules("check", "alerts.yml", &rules)?;
         let panels = dashboard["panels"].as_array().ok_or("no panels")?;
         let ids: BTreeSet<u64> = panels
             .iter()
@@ -133,34 +133,34 @@ fn the_dashboard_is_valid() {
             return Err("two panels share an id".into());
         }
         for panel in panels {
-            let place = |name: &str| {
+            let position = |name: &str| {
                 panel["gridPos"][name]
                     .as_u64()
-                    .ok_or(format!("{} has no place", panel["title"]))
+                    .ok_or(format!("{} has no position", panel["title"]))
             };
-            if place("x")? + place("w")? > 24 {
+            if position("x")? + position("w")? > 24 {
                 return Err(format!("{} is wider than the screen", panel["title"]));
             }
         }
         Ok(())
     };
-    holds_and_can_fail(
+    check_and_detect_failure(
         &whole,
         ("sum by (le)", "sum by le"),
         "could not parse expression",
         check,
     );
-    holds_and_can_fail(
+    check_and_detect_failure(
         &whole,
         ("$__rate_interval", "$rate"),
         "an unknown variable",
         check,
     );
-    holds_and_can_fail(&whole, ("\"id\": 2,", "\"id\": 1,"), "share an id", check);
-    holds_and_can_fail(&whole, ("\"w\": 8", "\"w\": 25"), "wider", check);
+    check_and_detect_failure(&whole, ("\"id\": 2,", "\"id\": 1,"), "share an id", check);
+    check_and_detect_failure(&whole, ("\"w\": 8", "\"w\": 25"), "wider", check);
 }
 
-/// Words of a text that are names of metrics.
+/// The names of metrics in a text.
 fn metrics(text: &str) -> BTreeSet<String> {
     let words = text.split(|letter: char| !(letter.is_ascii_alphanumeric() || letter == '_'));
     words

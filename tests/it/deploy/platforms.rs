@@ -5,8 +5,8 @@ use std::process::Command;
 use serde_json::Value;
 
 use super::{
-    Checkers, assert_known, assert_taken, flush_deadline, holds_and_can_fail, seconds, strings,
-    text,
+    Checkers, assert_known, assert_parses, check_and_detect_failure, flush_deadline, seconds,
+    strings, text,
 };
 use crate::support::{fetch, or_skip, run, sessiond};
 
@@ -17,7 +17,7 @@ fn the_compose_file_is_valid() {
     };
     let compose = text("docker-compose.yml");
     let check = |text: &str| {
-        let named = checkers.written("docker-compose.yml", text);
+        let named = checkers.write_temp_file("docker-compose.yml", text);
         run(checkers
             .python(&[
                 "-m",
@@ -27,7 +27,7 @@ fn the_compose_file_is_valid() {
             ])
             .arg(named))
     };
-    holds_and_can_fail(
+    check_and_detect_failure(
         &compose,
         ("stop_grace_period: 30s", "stop_grace_time: 30s"),
         "stop_grace_time",
@@ -39,7 +39,7 @@ fn the_compose_file_is_valid() {
         .iter()
         .map(|argument| interpolated(argument))
         .collect();
-    assert_taken(&arguments);
+    assert_parses(&arguments);
     let grace = seconds(sidecar["stop_grace_period"].as_str().unwrap());
     assert!(
         grace >= flush_deadline(&arguments).unwrap() + 5,
@@ -53,7 +53,7 @@ fn the_compose_file_is_valid() {
     {
         assert_known(name);
     }
-    // One directory, one user, and the agent behind the gate.
+    // One directory, one user, and the agent waits for the gate.
     assert_eq!(
         (&sidecar["volumes"], &sidecar["user"]),
         (&services["agent"]["volumes"], &services["agent"]["user"])
@@ -62,7 +62,7 @@ fn the_compose_file_is_valid() {
         services["agent"]["depends_on"]["sessiond"]["condition"],
         "service_healthy"
     );
-    // What is asked for is what the example has, and the example gives nothing away.
+    // The example has exactly the required variables, and contains no secret.
     let example = text("compose.env.example");
     for line in example.lines().filter(|line| !line.starts_with('#')) {
         let name = line
@@ -85,7 +85,7 @@ fn the_compose_file_is_valid() {
     }
 }
 
-/// A text as Compose makes it of one with variables.
+/// The text with variables expanded as Compose does.
 fn interpolated(text: &str) -> String {
     match (text.find("${"), text.find('}')) {
         (Some(from), Some(to)) => format!("{}something{}", &text[..from], &text[to + 1..]),
@@ -98,17 +98,17 @@ fn the_systemd_unit_is_valid_and_hardened() {
     if or_skip(fetch::program_of("systemd", "systemd-analyze")).is_none() {
         return;
     }
-    let place = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let unit = text("systemd/sessiond@.service");
-    // An instance of a user that every machine has, with the program where it is.
-    let path = place.path().join("sessiond@root.service");
+    // An instance for a user that every machine has, with the path of the program.
+    let path = directory.path().join("sessiond@root.service");
     let analyze = |text: &str, verb: &[&str]| {
         std::fs::write(
             &path,
             text.replace("/usr/local/bin/sessiond", &sessiond().to_string_lossy()),
         )
         .unwrap();
-        // Nothing is asked of a manager that runs here.
+        // No running service manager is needed.
         run(Command::new("systemd-analyze")
             .args(verb)
             .arg(&path)
@@ -116,33 +116,33 @@ fn the_systemd_unit_is_valid_and_hardened() {
     };
     let verify = |text: &str| {
         analyze(text, &["verify", "--man=no"])?;
-        // A name that it does not know is a warning to it, and a hole to us.
-        let said = Command::new("systemd-analyze")
+        // An unknown setting is only a warning, but must fail here.
+        let output = Command::new("systemd-analyze")
             .args(["verify", "--man=no"])
             .arg(&path)
             .output()
             .map_err(|e| e.to_string())?;
-        let said = String::from_utf8_lossy(&said.stderr).into_owned();
-        if said.contains("sessiond@") {
-            Err(said)
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        if stderr.contains("sessiond@") {
+            Err(stderr)
         } else {
             Ok(())
         }
     };
-    holds_and_can_fail(
+    check_and_detect_failure(
         &unit,
         ("ProtectSystem=strict", "ProtectSytem=strict"),
         "ProtectSytem",
         verify,
     );
-    // Of 10, where 10 is a unit that says nothing of it.
+    // Out of 10, where 10 is a unit without hardening.
     let exposure = |text: &str| {
         analyze(
             text,
             &["security", "--offline=true", "--threshold=20", "--no-pager"],
         )
     };
-    holds_and_can_fail(
+    check_and_detect_failure(
         &unit,
         ("CapabilityBoundingSet=\n", ""),
         "Overall exposure",
@@ -158,14 +158,14 @@ fn the_systemd_unit_is_valid_and_hardened() {
         .skip(1)
         .map(str::to_owned)
         .collect();
-    assert_taken(&start);
+    assert_parses(&start);
     assert!(
         seconds(setting("TimeoutStopSec")) >= flush_deadline(&start).unwrap() + 5,
         "the final flush must end by itself"
     );
 }
 
-/// Checks what is sent to a service of AWS by its own model of the call.
+/// Checks a request against the AWS model of the call.
 fn aws(checkers: &Checkers, service: &str, call: &str, request: &Value) -> Result<(), String> {
     const VALIDATE: &str = "import botocore.session, botocore.validate, json, sys\n\
         shape = botocore.session.get_session().get_service_model(sys.argv[1]).operation_model(sys.argv[2]).input_shape\n\
@@ -174,7 +174,7 @@ fn aws(checkers: &Checkers, service: &str, call: &str, request: &Value) -> Resul
         sys.exit(report.generate_report() or None)";
     run(checkers
         .python(&["-c", VALIDATE, service, call])
-        .arg(checkers.written("request.json", &request.to_string())))
+        .arg(checkers.write_temp_file("request.json", &request.to_string())))
 }
 
 #[test]
@@ -191,7 +191,7 @@ fn the_ecs_task_definition_is_valid() {
             &serde_json::from_str(text).unwrap(),
         )
     };
-    holds_and_can_fail(
+    check_and_detect_failure(
         &definition,
         ("\"stopTimeout\"", "\"stopTimeOut\""),
         "stopTimeOut",
@@ -207,12 +207,12 @@ fn the_ecs_task_definition_is_valid() {
     };
     let (sidecar, agent) = (container("sessiond"), container("agent"));
     let arguments = strings(&sidecar["command"]);
-    assert_taken(&arguments);
+    assert_parses(&arguments);
     assert!(
         sidecar["stopTimeout"].as_u64().unwrap() >= flush_deadline(&arguments).unwrap() + 5,
         "the final flush must end by itself"
     );
-    // Fargate gives no more.
+    // The maximum of Fargate.
     assert!(
         [&sidecar, &agent]
             .iter()
@@ -253,13 +253,13 @@ fn the_lifecycle_rule_never_expires_stored_objects() {
             None => Ok(()),
         }
     };
-    holds_and_can_fail(
+    check_and_detect_failure(
         &rules,
         ("\"NoncurrentDays\"", "\"NonCurrentDays\""),
         "NonCurrentDays",
         check,
     );
-    holds_and_can_fail(
+    check_and_detect_failure(
         &rules,
         ("\"ExpiredObjectDeleteMarker\": true", "\"Days\": 30"),
         "under a log",

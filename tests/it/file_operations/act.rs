@@ -8,12 +8,12 @@ use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 use sessiond::capture::flush::LogFlusher;
 
-use super::{Carried, Case, copy_all};
+use super::{Case, LedgerState, copy_all};
 
 pub const SESSION: &str = "3f2a";
 const PROJECTS: [&str; 2] = ["-work-a", "-work-b"];
 
-/// The files that actions are about: transcripts first, then side files.
+/// The files of the actions: transcripts first, then side files.
 pub const FILES: [&str; 7] = [
     "projects/{p}/3f2a.jsonl",
     "projects/{p}/3f2a/subagents/agent-1.jsonl",
@@ -26,8 +26,9 @@ pub const FILES: [&str; 7] = [
 
 const SIDE_FILES: std::ops::Range<usize> = 3..FILES.len();
 
-/// A time that every look finds to be just now: the clock of the files stands still at it.
-const STILL: Duration = Duration::from_secs(4_000_000_000);
+/// A time in the future, at which the clock of the files stands still: every scan treats the file
+/// as just changed.
+const FROZEN_TIME: Duration = Duration::from_secs(4_000_000_000);
 
 #[derive(Debug, Clone)]
 pub enum Act {
@@ -37,13 +38,13 @@ pub enum Act {
     Huge(usize),
     Truncate(usize, u8),
     TruncateAndGrow(usize, u8),
-    /// The last bytes are cut off and written anew, to so many more or fewer.
+    /// The last bytes are rewritten, to the given number more or fewer.
     RewriteTail(usize, u16, i8),
-    ReplaceByTheSame(usize),
-    ReplaceByAnother(usize),
-    ReplaceByALonger(usize),
+    ReplaceWithSame(usize),
+    ReplaceWithOther(usize),
+    ReplaceWithLonger(usize),
     RewriteInPlace(usize),
-    /// The same length at the same time, in place or as another file.
+    /// The same length at the same time, in place or as a new file.
     RewriteInTheSameTick(usize, bool),
     Delete(usize),
     Touch(usize),
@@ -55,14 +56,14 @@ pub enum Act {
     Flush,
     LastFlush,
     FlushWithoutStore,
-    FlushWhoseAnswerIsLost,
+    FlushWithLostReply,
     Restart,
     RestartWithoutLedger,
     RestartWithOlderLedger,
 }
 
 pub fn act() -> impl Strategy<Value = Act> {
-    // The transcript is what most of it is about.
+    // Most actions use the transcript.
     let file = || prop_oneof![3 => Just(0usize), 2 => 1..FILES.len()];
     let at_files = prop_oneof![
         8 => (file(), 1usize..4).prop_map(|(file, lines)| Act::Lines(file, lines)),
@@ -73,9 +74,9 @@ pub fn act() -> impl Strategy<Value = Act> {
         2 => (file(), any::<u8>()).prop_map(|(file, to)| Act::TruncateAndGrow(file, to)),
         2 => (file(), any::<u16>(), -60i8..60).prop_map(|(file, back, more)| Act::RewriteTail(file, back, more)),
         1 => (file(), 1u16..200).prop_map(|(file, back)| Act::RewriteTail(file, back, 0)),
-        1 => file().prop_map(Act::ReplaceByTheSame),
-        2 => file().prop_map(Act::ReplaceByAnother),
-        1 => file().prop_map(Act::ReplaceByALonger),
+        1 => file().prop_map(Act::ReplaceWithSame),
+        2 => file().prop_map(Act::ReplaceWithOther),
+        1 => file().prop_map(Act::ReplaceWithLonger),
         2 => file().prop_map(Act::RewriteInPlace),
         3 => (SIDE_FILES, any::<bool>()).prop_map(|(file, another)| Act::RewriteInTheSameTick(file, another)),
         2 => file().prop_map(Act::Delete),
@@ -91,20 +92,20 @@ pub fn act() -> impl Strategy<Value = Act> {
         10 => Just(Act::Flush),
         1 => Just(Act::LastFlush),
         1 => Just(Act::FlushWithoutStore),
-        1 => Just(Act::FlushWhoseAnswerIsLost),
+        1 => Just(Act::FlushWithLostReply),
         2 => Just(Act::Restart),
         1 => Just(Act::RestartWithoutLedger),
         1 => Just(Act::RestartWithOlderLedger),
     ]
 }
 
-/// Whether a file is the session's. Of a sub-agent's transcript beside the session's own, only the first of its lines that names a
-/// session says so.
-pub fn is_ours(path: &str, bytes: &[u8]) -> bool {
+/// Whether a file belongs to the session. For a sub-agent's transcript next to the session's, the
+/// first line with a session ID decides.
+pub fn is_session_file(path: &str, bytes: &[u8]) -> bool {
     let mut lines = bytes[..bytes.len().min(16 << 10)]
         .split(|byte| *byte == b'\n')
         .map(String::from_utf8_lossy);
-    // A line that was cut off and written on may name it more than once.
+    // A truncated and continued line may contain the ID more than once.
     let named = lines.find_map(|line| {
         Some(
             line.split_once("\"sessionId\":\"")?
@@ -136,12 +137,12 @@ impl Case {
         )
     }
 
-    /// What the file has; none if it is not there.
+    /// The bytes of the file; none if it does not exist.
     fn bytes(&self, file: usize) -> Option<Vec<u8>> {
         std::fs::read(self.path(file)).ok()
     }
 
-    /// Gives a file its bytes in place, and a time of its own.
+    /// Writes a file in place, with a unique time.
     fn put(&mut self, file: usize, bytes: &[u8]) {
         let path = self.path(file);
         crate::support::files::write(&path, bytes);
@@ -158,7 +159,7 @@ impl Case {
         self.stamp(&path);
     }
 
-    /// Puts another file in a file's place, as programs do that write as one.
+    /// Replaces a file atomically with a new one.
     fn replace(&mut self, file: usize, bytes: &[u8]) {
         let path = self.path(file);
         let new = path.with_extension("tmp");
@@ -174,8 +175,8 @@ impl Case {
     }
 
     fn restart(&mut self) {
-        self.shipment = LogFlusher::new(self.world.id(SESSION));
-        self.unheard = None;
+        self.flusher = LogFlusher::new(self.world.id(SESSION));
+        self.unacknowledged = None;
     }
 
     pub fn act(&mut self, act: &Act) -> Result<(), TestCaseError> {
@@ -193,7 +194,7 @@ impl Case {
                 self.add(file, rest.as_bytes());
             }
             Act::Huge(file) => {
-                // Longer than every buffer and window on the way.
+                // Longer than every buffer and window in the code.
                 let line = self.line();
                 self.add(file, line.trim_end().repeat(3500).as_bytes());
                 self.add(file, b"\n");
@@ -225,16 +226,16 @@ impl Case {
                     self.put(file, &bytes);
                 }
             }
-            Act::ReplaceByTheSame(file) => {
+            Act::ReplaceWithSame(file) => {
                 if let Some(bytes) = self.bytes(file) {
                     self.replace(file, &bytes);
                 }
             }
-            Act::ReplaceByAnother(file) => {
+            Act::ReplaceWithOther(file) => {
                 let line = self.line();
                 self.replace(file, line.as_bytes());
             }
-            Act::ReplaceByALonger(file) => {
+            Act::ReplaceWithLonger(file) => {
                 let line = self.line();
                 let bytes = [self.bytes(file).unwrap_or_default(), line.into_bytes()].concat();
                 self.replace(file, &bytes);
@@ -252,7 +253,7 @@ impl Case {
                 } else {
                     self.put(file, line.as_bytes())
                 }
-                set_time(&self.path(file), STILL);
+                set_time(&self.path(file), FROZEN_TIME);
             }
             Act::Delete(file) => {
                 let _ = std::fs::remove_file(self.path(file));
@@ -282,25 +283,25 @@ impl Case {
             }
             Act::Flush => self.flush(false)?,
             Act::LastFlush => self.flush(true)?,
-            Act::FlushWithoutStore => self.flush_in_vain(false)?,
-            Act::FlushWhoseAnswerIsLost => self.flush_in_vain(true)?,
+            Act::FlushWithoutStore => self.flush_with_failing_store(false)?,
+            Act::FlushWithLostReply => self.flush_with_failing_store(true)?,
             Act::Restart => {
                 self.restart();
-                // What arrived without an answer is not in the ledger.
-                if !self.looks.is_empty() && self.carried == Carried::Whole {
-                    self.carried = Carried::Older;
-                    self.meta = false;
+                // An entry whose reply was lost is not in the ledger.
+                if !self.observations.is_empty() && self.ledger_state == LedgerState::Current {
+                    self.ledger_state = LedgerState::Outdated;
+                    self.has_attributes = false;
                 }
-                // One that nothing was written with may not be saved yet.
+                // A writer that has written nothing may not be saved yet.
                 if !self.world.root().join(".sessiond").exists() {
-                    self.carried = Carried::Lost;
+                    self.ledger_state = LedgerState::Missing;
                 }
             }
             Act::RestartWithoutLedger => {
                 self.restart();
                 self.world.writer.delete_ledgers();
-                self.carried = Carried::Lost;
-                self.meta = false;
+                self.ledger_state = LedgerState::Missing;
+                self.has_attributes = false;
             }
             Act::RestartWithOlderLedger => {
                 if let Some(older) = &self.older_ledger {
@@ -308,8 +309,8 @@ impl Case {
                     let _ = std::fs::remove_dir_all(&ledgers);
                     copy_all(older, &ledgers);
                     self.restart();
-                    self.carried = Carried::Older;
-                    self.meta = false;
+                    self.ledger_state = LedgerState::Outdated;
+                    self.has_attributes = false;
                 }
             }
         }
@@ -333,7 +334,7 @@ fn rename(from: &Path, to: &Path) {
     }
 }
 
-/// Every line gets another number: the same size, other bytes all over.
+/// Gives every line another number: the same size, other bytes everywhere.
 fn renumbered(bytes: Vec<u8>, number: u64) -> Vec<u8> {
     let number = format!("\"n\":{number:06}");
     let text = String::from_utf8(bytes).unwrap();

@@ -28,19 +28,19 @@ use crate::support::files::{Files, files_below};
 use crate::support::slow;
 use crate::support::world::World;
 
-/// How the right to write came to the flush that is checked.
+/// The state of the ledger before the checked flush.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Carried {
-    /// By the ledger, as it was left.
-    Whole,
-    /// By a ledger from before the last flush.
-    Older,
-    /// Not at all.
-    Lost,
+enum LedgerState {
+    /// The ledger of the last flush.
+    Current,
+    /// A ledger from before the last flush.
+    Outdated,
+    /// No ledger.
+    Missing,
 }
 
-/// What a flush found when it looked.
-struct Looked {
+/// The local files that a flush read, and whether it was the last one.
+struct FlushObservation {
     local: Files,
     last: bool,
 }
@@ -48,21 +48,21 @@ struct Looked {
 struct Case {
     world: World,
     runtime: tokio::runtime::Runtime,
-    shipment: LogFlusher,
-    /// In which of the projects each file is.
+    flusher: LogFlusher,
+    /// The project of each file.
     projects: [usize; FILES.len()],
-    /// Makes every line and every time unlike any other.
+    /// Makes every line and every time unique.
     count: u64,
-    /// The number up to which each ground was checked.
+    /// The seq up to which each write target was checked.
     checked: BTreeMap<Option<WriterId>, Seq>,
-    /// The flushes since then: what is new in the bucket is of one of them.
-    looks: Vec<Looked>,
-    /// The entry that arrived unheard of in this life of the writer.
-    unheard: Option<Digest>,
+    /// The flushes since then. Each new entry must come from one of them.
+    observations: Vec<FlushObservation>,
+    /// The entry of this process whose reply was lost.
+    unacknowledged: Option<Digest>,
     unclaimed: bool,
-    carried: Carried,
-    /// Mode and time are known to the log only while the ledger is whole.
-    meta: bool,
+    ledger_state: LedgerState,
+    /// The log has current modes and times only while the ledger is current.
+    has_attributes: bool,
     older_ledger: Option<PathBuf>,
 }
 
@@ -72,19 +72,19 @@ impl Case {
             .enable_all()
             .build()
             .unwrap();
-        let shipment = LogFlusher::new(world.id(SESSION));
+        let flusher = LogFlusher::new(world.id(SESSION));
         Case {
             world,
             runtime,
-            shipment,
+            flusher,
             projects: [0; FILES.len()],
             count: 0,
             checked: BTreeMap::from([(None, 0)]),
-            looks: Vec::new(),
-            unheard: None,
+            observations: Vec::new(),
+            unacknowledged: None,
             unclaimed: true,
-            carried: Carried::Whole,
-            meta: true,
+            ledger_state: LedgerState::Current,
+            has_attributes: true,
             older_ledger: None,
         }
     }
@@ -98,31 +98,31 @@ impl Case {
             copy_all(&ledgers, &kept);
             kept
         });
-        let (was_on, must_leave) = self.foresee();
+        let (previous_branch, must_branch) = self.predict();
         let cursors = self
-            .shipment
+            .flusher
             .ledger
             .as_ref()
             .map(|ledger| ledger.files.clone())
             .unwrap_or_default();
         let writes = self.world.store.writes();
-        let shipped = self
+        let flushed = self
             .runtime
-            .block_on(self.shipment.flush(&context, last))
+            .block_on(self.flusher.flush(&context, last))
             .map_err(|error| fail(error.to_string()))?;
         let writes = self.world.store.writes() - writes;
-        let log_writer = self.shipment.ledger.as_ref().unwrap().log_writer.clone();
-        let left = branch_of(&log_writer) != was_on;
+        let log_writer = self.flusher.ledger.as_ref().unwrap().log_writer.clone();
+        let has_branched = branch_of(&log_writer) != previous_branch;
         prop_assert!(
-            !left || must_leave,
-            "a flush went to a branch, and it could have gone on"
+            !has_branched || must_branch,
+            "a flush started a branch although it could continue"
         );
         prop_assert!(
-            left || !must_leave || shipped.entries == 0,
-            "a flush went on where another wrote"
+            has_branched || !must_branch || flushed.entries == 0,
+            "a flush continued where another writer wrote"
         );
         let local = self.local();
-        self.looks.push(Looked {
+        self.observations.push(FlushObservation {
             local: local.clone(),
             last,
         });
@@ -131,56 +131,56 @@ impl Case {
             ..log_writer.clone()
         };
         for log_writer in [&main, &log_writer] {
-            self.check_ground(log_writer)?;
+            self.check_write_target(log_writer)?;
         }
         let (history, _) = self
             .runtime
             .block_on(write_target::history(&self.world, &log_writer));
         let stored = write_target::files_at(&history, Seq::MAX);
-        explained(&stored, &[], self.looks.last().unwrap(), &stored)
-            .map_err(|why| fail(format!("still to be shipped: {why}")))?;
-        if self.carried == Carried::Whole && self.looks.len() == 1 {
-            let delta = history.last().filter(|_| shipped.entries > 0);
-            self.check_work(&history, delta, &shipped, writes)?;
+        check_explained(&stored, &[], self.observations.last().unwrap(), &stored)
+            .map_err(|why| fail(format!("not stored: {why}")))?;
+        if self.ledger_state == LedgerState::Current && self.observations.len() == 1 {
+            let delta = history.last().filter(|_| flushed.entries > 0);
+            self.check_work(&history, delta, &flushed, writes)?;
             let moves = delta.map_or(&[][..], |delta| &delta.entry.header.moves);
             self.check_moves(&cursors, &local, moves)?;
         }
-        if self.meta {
-            self.check_meta(&local, &stored)?;
+        if self.has_attributes {
+            self.check_attributes(&local, &stored)?;
         }
         self.unclaimed = log_writer.target == WriteTarget::Unclaimed;
-        self.looks.clear();
-        self.unheard = None;
-        // That a ledger is older shows at the next write.
-        if shipped.entries > 0 || self.carried == Carried::Lost {
-            self.carried = Carried::Whole;
+        self.observations.clear();
+        self.unacknowledged = None;
+        // An outdated ledger is detected at the next write.
+        if flushed.entries > 0 || self.ledger_state == LedgerState::Missing {
+            self.ledger_state = LedgerState::Current;
         }
         Ok(())
     }
 
-    /// A flush that fails: nothing arrives, or all of it does and the answer is lost.
-    fn flush_in_vain(&mut self, arrives: bool) -> Result<(), TestCaseError> {
+    /// A flush that fails: nothing is stored, or everything is and the reply is lost.
+    fn flush_with_failing_store(&mut self, takes_effect: bool) -> Result<(), TestCaseError> {
         let context = self.scanned();
-        let (was_on, must_leave) = self.foresee();
+        let (previous_branch, must_branch) = self.predict();
         let bucket = self.world.path("bucket");
         let objects = || files_below(&bucket).len();
         let before = objects();
-        if arrives {
+        if takes_effect {
             self.world.store.lose_responses()
         } else {
             self.world.store.fail_requests("")
         }
-        let flushed = self.runtime.block_on(self.shipment.flush(&context, false));
+        let flushed = self.runtime.block_on(self.flusher.flush(&context, false));
         self.world.store.recover();
         let log_writer = self
-            .shipment
+            .flusher
             .ledger
             .as_ref()
             .map(|ledger| ledger.log_writer.clone());
         if let Some(log_writer) = &log_writer {
             prop_assert!(
-                branch_of(log_writer) == was_on || must_leave,
-                "a flush in vain left its ground"
+                branch_of(log_writer) == previous_branch || must_branch,
+                "a failed flush changed its write target"
             );
         }
         let Err(error) = flushed else { return Ok(()) };
@@ -192,29 +192,30 @@ impl Case {
             let arrived = history
                 .last()
                 .filter(|step| step.entry.header.kind != EntryKind::Claim);
-            self.unheard = arrived.map(|step| step.entry.digest);
+            self.unacknowledged = arrived.map(|step| step.entry.digest);
         }
         let local = self.local();
-        self.looks.push(Looked { local, last: false });
+        self.observations
+            .push(FlushObservation { local, last: false });
         Ok(())
     }
 
-    /// Where the writer is, and whether it must leave when it writes.
-    fn foresee(&self) -> (Option<WriterId>, bool) {
+    /// Predicts the branch of the writer, and whether it must start a new branch when it writes.
+    fn predict(&self) -> (Option<WriterId>, bool) {
         let context = self.world.context();
         let load = || {
             Ledger::load(
                 &*context.directory,
                 &self.world.store.address(),
-                &self.shipment.id,
+                &self.flusher.id,
             )
         };
-        let ledger = self.shipment.ledger.clone().or_else(load);
-        let was_on = ledger
+        let ledger = self.flusher.ledger.clone().or_else(load);
+        let previous_branch = ledger
             .as_ref()
             .and_then(|ledger| branch_of(&ledger.log_writer));
-        if self.carried == Carried::Whole {
-            return (was_on, false);
+        if self.ledger_state == LedgerState::Current {
+            return (previous_branch, false);
         }
         let main = LogWriter::unclaimed("none".parse().unwrap(), 0, None, context.logs.clock.now());
         let log_writer = ledger.as_ref().map_or(&main, |ledger| &ledger.log_writer);
@@ -224,56 +225,66 @@ impl Case {
         let (own, _) = self
             .runtime
             .block_on(write_target::history(&self.world, log_writer));
-        let here = files_below(&self.world.root());
+        let local_files = files_below(&self.world.root());
         (
-            was_on,
-            write_target::must_leave(ledger.as_ref(), &main, &own, &here, self.unheard),
+            previous_branch,
+            write_target::must_branch(
+                ledger.as_ref(),
+                &main,
+                &own,
+                &local_files,
+                self.unacknowledged,
+            ),
         )
     }
 
-    /// The files of the session that are here.
+    /// The local files of the session.
     fn local(&self) -> Files {
         let mut files = files_below(&self.world.root());
-        files.retain(|path, bytes| act::is_ours(path, bytes));
+        files.retain(|path, bytes| act::is_session_file(path, bytes));
         files
     }
 
     /// The streamer knows every path from its scan.
-    fn scanned(&mut self) -> sessiond::capture::Context {
+    fn scanned(&mut self) -> sessiond::capture::CaptureContext {
         let context = self.world.context();
         let seen = scan(&*context.directory, &*context.profile, None).unwrap();
-        self.shipment
+        self.flusher
             .paths
             .extend(seen.logs.into_values().flatten().map(|file| file.path));
         context
     }
 
-    /// Every entry that is new on a ground is what one of the flushes must have made of what it found; a restore brings
-    /// what they amount to.
-    fn check_ground(&mut self, log_writer: &LogWriter) -> Result<(), TestCaseError> {
+    /// Checks that each new entry of a write target follows from the local files of one of the
+    /// flushes, and that a restore gives the resulting files.
+    fn check_write_target(&mut self, log_writer: &LogWriter) -> Result<(), TestCaseError> {
         let branch = branch_of(log_writer);
-        let (history, leaves) = self
+        let (history, branched_at) = self
             .runtime
             .block_on(write_target::history(&self.world, log_writer));
-        let checked = self.checked.entry(branch.clone()).or_insert(leaves);
+        let checked = self.checked.entry(branch.clone()).or_insert(branched_at);
         let mut base = write_target::files_at(&history, *checked);
-        let mut looks = self.looks.iter().peekable();
+        let mut observations = self.observations.iter().peekable();
         for step in history
             .iter()
             .filter(|step| step.seq() > *checked && step.entry.header.kind != EntryKind::Claim)
         {
             let mut why = String::new();
-            while let Some(look) = looks.peek() {
-                match explained(&base, &step.entry.header.moves, look, &step.files) {
+            while let Some(observation) = observations.peek() {
+                match check_explained(&base, &step.entry.header.moves, observation, &step.files) {
                     Ok(()) => break,
                     Err(differs) => why = differs,
                 }
-                looks.next();
+                observations.next();
             }
-            prop_assert!(looks.peek().is_some(), "entry {}: {why}", step.seq());
+            prop_assert!(observations.peek().is_some(), "entry {}: {why}", step.seq());
             base = step.files.clone();
         }
-        let Some(end) = history.last().map(Step::seq).filter(|end| *end > leaves) else {
+        let Some(end) = history
+            .last()
+            .map(Step::seq)
+            .filter(|end| *end > branched_at)
+        else {
             return Ok(());
         };
         let earlier = history
@@ -285,7 +296,7 @@ impl Case {
                 .block_on(self.world.stored_at(SESSION, step.seq()));
             prop_assert!(
                 restored == step.files,
-                "a restore of entry {} brings other files",
+                "a restore of entry {} gives other files",
                 step.seq()
             );
         }
@@ -294,26 +305,26 @@ impl Case {
             .runtime
             .block_on(self.world.stored_on(SESSION, branch))
             .unwrap_or_default();
-        prop_assert!(restored == base, "a restore brings other files");
+        prop_assert!(restored == base, "a restore gives other files");
         Ok(())
     }
 
-    /// One entry a flush, and in it the bytes that are new.
+    /// Checks that a flush writes one entry with exactly the new bytes.
     fn check_work(
         &self,
         history: &[Step],
         delta: Option<&Step>,
-        shipped: &FlushOutcome,
+        flushed: &FlushOutcome,
         writes: u64,
     ) -> Result<(), TestCaseError> {
         let claims = u64::from(self.unclaimed);
         prop_assert!(
-            shipped.entries <= 1,
+            flushed.entries <= 1,
             "{} entries in one flush",
-            shipped.entries
+            flushed.entries
         );
         prop_assert!(
-            writes <= u64::from(shipped.entries) + claims,
+            writes <= u64::from(flushed.entries) + claims,
             "{writes} writes in one flush"
         );
         let mut new = 0;
@@ -331,14 +342,14 @@ impl Case {
             }
         }
         prop_assert_eq!(
-            shipped.raw_bytes,
+            flushed.raw_bytes,
             new as u64,
-            "bytes that were shipped, and bytes that are new"
+            "uploaded bytes and new bytes"
         );
         Ok(())
     }
 
-    /// A file that has another path, and all else as it was, was moved.
+    /// Checks that a file with a new path and otherwise unchanged is recorded as a move.
     fn check_moves(
         &self,
         cursors: &BTreeMap<RelPath, FileCursor>,
@@ -364,16 +375,16 @@ impl Case {
                 // The same file may have had two paths before.
                 prop_assert!(
                     moves.iter().any(|known| known.to == to),
-                    "{from} was moved to {to} and shipped again"
+                    "{from} was moved to {to} and uploaded again"
                 );
             }
         }
         Ok(())
     }
 
-    /// Mode and time of what is stored to its end.
-    fn check_meta(&self, local: &Files, stored: &Files) -> Result<(), TestCaseError> {
-        let ledger = self.shipment.ledger.as_ref().unwrap();
+    /// Checks the mode and the time of each completely stored file.
+    fn check_attributes(&self, local: &Files, stored: &Files) -> Result<(), TestCaseError> {
+        let ledger = self.flusher.ledger.as_ref().unwrap();
         let state = self
             .runtime
             .block_on(self.world.logs().read_state(&ledger.id))
@@ -382,13 +393,13 @@ impl Case {
             .iter()
             .filter(|(path, bytes)| stored.get(*path) == Some(bytes))
         {
-            let here = std::fs::metadata(self.world.root().join(path)).unwrap();
+            let local_files = std::fs::metadata(self.world.root().join(path)).unwrap();
             let there = &state.files[&path.parse().unwrap()];
             prop_assert_eq!(there.len, bytes.len() as u64);
-            prop_assert_eq!(there.mode, here.mode() & 0o7777, "mode of {}", path);
+            prop_assert_eq!(there.mode, local_files.mode() & 0o7777, "mode of {}", path);
             prop_assert_eq!(
                 there.mtime_ns,
-                here.mtime() * 1_000_000_000 + here.mtime_nsec(),
+                local_files.mtime() * 1_000_000_000 + local_files.mtime_nsec(),
                 "time of {}",
                 path
             );
@@ -397,15 +408,21 @@ impl Case {
     }
 }
 
-/// Whether a flush that found `look` must make `then` of `base` with these moves; if not, why.
-fn explained(base: &Files, moves: &[FileMove], look: &Looked, then: &Files) -> Result<(), String> {
+/// Checks that a flush with these local files turns `base` into `then` with these moves.
+fn check_explained(
+    base: &Files,
+    moves: &[FileMove],
+    observation: &FlushObservation,
+    then: &Files,
+) -> Result<(), String> {
     let mut base = base.clone();
     for FileMove { from, to } in moves {
         let had = base
             .remove(from.as_str())
-            .filter(|_| !look.local.contains_key(from.as_str()));
+            .filter(|_| !observation.local.contains_key(from.as_str()));
         let had = had.filter(|had| {
-            look.local
+            observation
+                .local
                 .get(to.as_str())
                 .is_some_and(|bytes| bytes.starts_with(had))
         });
@@ -414,28 +431,29 @@ fn explained(base: &Files, moves: &[FileMove], look: &Looked, then: &Files) -> R
             had.ok_or_else(|| format!("{from} was not moved to {to}"))?,
         );
     }
-    // What is gone from here stays there.
-    let mut must = base.clone();
-    for (path, bytes) in &look.local {
-        must.extend(
-            expected(&base, path, bytes, look.last).map(|bytes| (path.clone(), bytes.to_vec())),
+    // Deleted files stay in the log.
+    let mut required = base.clone();
+    for (path, bytes) in &observation.local {
+        required.extend(
+            expected(&base, path, bytes, observation.last)
+                .map(|bytes| (path.clone(), bytes.to_vec())),
         );
     }
-    let mut paths = must.keys().chain(then.keys());
-    match paths.find(|path| must.get(*path) != then.get(*path)) {
+    let mut paths = required.keys().chain(then.keys());
+    match paths.find(|path| required.get(*path) != then.get(*path)) {
         None => Ok(()),
         Some(path) => {
             let len = |files: &Files| files.get(path).map(Vec::len);
             Err(format!(
                 "{path}: {:?} bytes here, stored and expected {:?}",
-                len(&look.local),
-                (len(then), len(&must))
+                len(&observation.local),
+                (len(then), len(&required))
             ))
         }
     }
 }
 
-/// What the bucket must have of a file that is here, where it had `base` before.
+/// The required content of a local file in the bucket, which had `base` before.
 fn expected<'a>(base: &'a Files, path: &str, bytes: &'a [u8], last: bool) -> Option<&'a [u8]> {
     let whole = last || !path.ends_with(".jsonl");
     let cut = if whole {
@@ -448,9 +466,9 @@ fn expected<'a>(base: &'a Files, path: &str, bytes: &'a [u8], last: bool) -> Opt
     };
     let before = base.get(path).map(Vec::as_slice);
     match before.filter(|before| bytes.starts_with(before) && before.len() >= cut) {
-        // An unfinished line that was shipped when the agent was gone.
+        // A partial line that was uploaded after the agent exited.
         Some(before) => Some(before),
-        // Nothing but an unfinished line: what is stored stays until there is something to put there.
+        // Only a partial line: the stored content stays until there is a complete line.
         None if cut == 0 && !bytes.is_empty() => before,
         None => Some(&bytes[..cut]),
     }
@@ -479,8 +497,8 @@ fn run(acts: &[Act], world: World) -> Result<(), TestCaseError> {
 
 slow!(any_sequence_of_file_operations_is_stored_exactly);
 fn any_sequence_of_file_operations_is_stored_exactly() {
-    // The same cases every time. By hand: PROPTEST_CASES=5000 draws others, PROPTEST_RNG_SEED=7 chooses them. A failing case is
-    // printed as the actions that lead to it.
+    // The cases are the same every time. PROPTEST_CASES=5000 draws more, PROPTEST_RNG_SEED=7
+    // selects others. A failing case is printed as a list of actions.
     let given = |name| {
         std::env::var(name)
             .ok()
@@ -498,7 +516,7 @@ fn any_sequence_of_file_operations_is_stored_exactly() {
         failure_persistence: None,
         ..Config::default()
     };
-    // A disk gives the number of a deleted file to the next one made; memory is faster.
+    // A disk reuses the inode numbers of deleted files; a file system in memory is faster.
     let on_disk = proptest::bool::weighted(0.25);
     proptest!(config, |(acts in proptest::collection::vec(act(), 1..25), on_disk in on_disk)| {
         run(&acts, if on_disk { World::new() } else { World::in_memory() })?;
@@ -540,9 +558,9 @@ fn a_claim_with_a_lost_reply_is_recognized_after_the_files_moved() {
         Act::Flush,
         Act::MoveToTheOtherProject,
     ];
-    check(&[&lost[..], &[Act::FlushWhoseAnswerIsLost]].concat());
-    // Also by the next process, whose ledger is from before the claim.
-    check(&[&lost[..], &[Act::FlushWhoseAnswerIsLost, Act::Restart]].concat());
+    check(&[&lost[..], &[Act::FlushWithLostReply]].concat());
+    // Also by the next process, with a ledger from before the claim.
+    check(&[&lost[..], &[Act::FlushWithLostReply, Act::Restart]].concat());
 }
 
 #[test]
@@ -555,7 +573,7 @@ fn a_moved_file_stays_in_the_history_when_it_is_replaced_or_deleted() {
         Act::FlushWithoutStore,
     ];
     for since in [
-        Act::ReplaceByAnother(0),
+        Act::ReplaceWithOther(0),
         Act::TruncateAndGrow(4, 0),
         Act::Delete(4),
         Act::Delete(0),

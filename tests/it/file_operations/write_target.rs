@@ -13,7 +13,7 @@ use super::act::SESSION;
 use crate::support::files::Files;
 use crate::support::world::World;
 
-/// An entry, and the files as they are behind it.
+/// An entry, and the files after it.
 pub struct Step {
     pub entry: Entry,
     pub files: Files,
@@ -25,19 +25,20 @@ impl Step {
     }
 }
 
-/// The branch that a pen writes to, if it does.
+/// The branch that a writer writes to, if any.
 pub fn branch_of(log_writer: &LogWriter) -> Option<WriterId> {
     (log_writer.target == WriteTarget::Branch).then(|| log_writer.writer.clone())
 }
 
-/// The entries of a pen's ground; of a branch, behind those of the log where it leaves it. With the number where it does.
+/// The entries of a writer's target, and the seq where a branch starts. Those of a branch follow
+/// the log's entries up to there.
 pub async fn history(world: &World, log_writer: &LogWriter) -> (Vec<Step>, Seq) {
     let (logs, id) = (world.logs(), world.id(SESSION));
     let mut entries = Vec::new();
     for seq in 1..=world.entry_count(SESSION).await as Seq {
         entries.push(logs.read_entry(&id, seq).await.unwrap().unwrap());
     }
-    let mut leaves = 0;
+    let mut branched_at = 0;
     if let Some(writer) = branch_of(log_writer) {
         let mut own = Vec::new();
         for segment in logs.list_branch_segments(&id, &writer).await.unwrap() {
@@ -48,10 +49,10 @@ pub async fn history(world: &World, log_writer: &LogWriter) -> (Vec<Step>, Seq) 
                     .unwrap(),
             );
         }
-        leaves = own
+        branched_at = own
             .first()
             .map_or(log_writer.seq, |first| first.header.predecessor());
-        entries.retain(|entry| entry.header.seq <= leaves);
+        entries.retain(|entry| entry.header.seq <= branched_at);
         entries.extend(own);
     }
     let mut files = Files::new();
@@ -62,10 +63,10 @@ pub async fn history(world: &World, log_writer: &LogWriter) -> (Vec<Step>, Seq) 
             files: files.clone(),
         }
     });
-    (steps.collect(), leaves)
+    (steps.collect(), branched_at)
 }
 
-/// The files as they are behind a number.
+/// The files after an entry.
 pub fn files_at(history: &[Step], seq: Seq) -> Files {
     history
         .iter()
@@ -86,17 +87,17 @@ fn apply(files: &mut Files, entry: &Entry) {
     }
 }
 
-/// Whether a writer that begins with this ledger, or none, must leave its ground when it writes; without one, that is the log.
-/// `heard_later` is an entry that it tries again and finds.
-pub fn must_leave(
+/// Whether a writer that starts with this ledger, or none, must start a branch when it writes.
+/// `found_on_retry` is an entry that it finds when it retries.
+pub fn must_branch(
     ledger: Option<&Ledger>,
     main: &[Step],
     own: &[Step],
-    here: &Files,
-    heard_later: Option<Digest>,
+    local_files: &Files,
+    found_on_retry: Option<Digest>,
 ) -> bool {
     let Some(ledger) = ledger else {
-        return !goes_on(main, here);
+        return !extends_log(main, local_files);
     };
     let log_writer = &ledger.log_writer;
     let missed = || own.iter().filter(|step| step.seq() > log_writer.seq);
@@ -105,20 +106,22 @@ pub fn must_leave(
             .next()
             .is_some_and(|step| step.entry.header.writer != log_writer.writer)
     {
-        return !goes_on(main, here);
+        return !extends_log(main, local_files);
     }
     let mut cursors = files_at(own, log_writer.seq);
     cursors.retain(|path, _| ledger.files.keys().any(|known| known.as_str() == path));
     missed().any(|step| {
-        let ours = step.entry.header.writer == log_writer.writer
-            && (Some(step.entry.digest) == heard_later || shows(step, &cursors, here));
-        take_in(&mut cursors, step, here);
-        !ours
+        let is_own = step.entry.header.writer == log_writer.writer
+            && (Some(step.entry.digest) == found_on_retry
+                || proves_ownership(step, &cursors, local_files));
+        apply_step(&mut cursors, step, local_files);
+        !is_own
     })
 }
 
-/// Whether the files equal or extend the log: no transcript that is here differs, and the one that was written last is here.
-fn goes_on(main: &[Step], here: &Files) -> bool {
+/// Whether the files equal or extend the log: no local transcript differs, and the last written one
+/// exists.
+fn extends_log(main: &[Step], local_files: &Files) -> bool {
     let mut state = LogState::default();
     main.iter()
         .for_each(|step| state.apply(&step.entry.header, step.entry.digest).unwrap());
@@ -129,9 +132,9 @@ fn goes_on(main: &[Step], here: &Files) -> bool {
         .filter(|file| file.kind == FileKind::Append)
         .map(|file| file.seq)
         .max();
-    let begins: BTreeMap<_, bool> = here
+    let begins: BTreeMap<_, bool> = local_files
         .iter()
-        .filter_map(|(path, here)| Some((path, here.starts_with(stored.get(path)?))))
+        .filter_map(|(path, local_files)| Some((path, local_files.starts_with(stored.get(path)?))))
         .collect();
     let mut lines = state
         .files
@@ -145,10 +148,14 @@ fn goes_on(main: &[Step], here: &Files) -> bool {
     !differs && (newest_is_here || newest.is_none())
 }
 
-/// Whether the files show that an entry is of this volume: the lines that it appended are here, or else all that it changed.
-fn shows(step: &Step, cursors: &Files, here: &Files) -> bool {
-    let is_here =
-        |path: &str, bytes: &Vec<u8>| here.get(path).is_some_and(|here| here.starts_with(bytes));
+/// Whether the files prove that an entry was written from this volume: the lines that it appended
+/// exist, or else everything that it changed.
+fn proves_ownership(step: &Step, cursors: &Files, local_files: &Files) -> bool {
+    let is_here = |path: &str, bytes: &Vec<u8>| {
+        local_files
+            .get(path)
+            .is_some_and(|local_files| local_files.starts_with(bytes))
+    };
     let header = &step.entry.header;
     let moved = header.moves.iter().all(|moved| {
         cursors
@@ -162,7 +169,7 @@ fn shows(step: &Step, cursors: &Files, here: &Files) -> bool {
     all(FileKind::Append) && (lines || (moved && all(FileKind::Whole)))
 }
 
-fn take_in(cursors: &mut Files, step: &Step, here: &Files) {
+fn apply_step(cursors: &mut Files, step: &Step, local_files: &Files) {
     for moved in &step.entry.header.moves {
         if let Some(had) = cursors.remove(moved.from.as_str()) {
             cursors.insert(moved.to.to_string(), had);
@@ -170,7 +177,10 @@ fn take_in(cursors: &mut Files, step: &Step, here: &Files) {
     }
     for part in &step.entry.header.parts {
         let (path, bytes) = (part.path.as_str(), &step.files[part.path.as_str()]);
-        if here.get(path).is_some_and(|here| here.starts_with(bytes)) {
+        if local_files
+            .get(path)
+            .is_some_and(|local_files| local_files.starts_with(bytes))
+        {
             cursors.insert(path.to_owned(), bytes.clone());
         } else {
             cursors.remove(path);

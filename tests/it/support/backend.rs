@@ -8,7 +8,7 @@ pub use rustix::process::Signal;
 use rustix::process::{Pid, kill_process};
 
 use super::servers::{S3, postgres, s3};
-use super::{TempHome, sessiond};
+use super::{PATIENCE, TempHome, sessiond};
 
 /// The store and the index of a test, as settings of the program.
 pub struct Backend {
@@ -91,6 +91,12 @@ impl Backend {
         self.storage.path()
     }
 
+    /// The URL of the index.
+    pub fn index_url(&self) -> &str {
+        let index = self.env.iter().find(|(name, _)| *name == "SESSIOND_INDEX");
+        &index.expect("every backend has an index").1
+    }
+
     /// Sets or replaces a variable.
     pub fn set(&mut self, name: &'static str, value: impl Into<String>) {
         self.env.retain(|(known, _)| *known != name);
@@ -169,9 +175,16 @@ impl Running {
         send_signal(self.0.id(), signal);
     }
 
+    /// Sends SIGTERM; returns the exit code and the time until the end.
+    pub fn stop(mut self) -> (Option<i32>, Duration) {
+        let started = Instant::now();
+        self.signal(Signal::TERM);
+        (self.code(), started.elapsed())
+    }
+
     /// Waits for its end; returns the exit code, or none if a signal ended it.
     pub fn code(&mut self) -> Option<i32> {
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + PATIENCE;
         loop {
             if let Some(status) = self.0.try_wait().unwrap() {
                 return status.code();
@@ -251,7 +264,7 @@ impl Ran {
 /// Waits until a condition holds.
 #[track_caller]
 pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + PATIENCE;
     while !holds() {
         assert!(Instant::now() < deadline, "never: {what}");
         std::thread::sleep(Duration::from_millis(10));

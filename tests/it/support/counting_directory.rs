@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use sessiond::model::{FileStat, RelPath};
-use sessiond::sys::{Directory, Disk, Item, Meta, OpenFile, Owner};
+use sessiond::sys::{Directory, Disk, FileAttributes, Item, OpenFile, Owner};
 
 /// Wraps a directory; counts the bytes read from files, and makes opening or listing fail or hang.
 pub struct CountingDirectory {
@@ -101,8 +101,8 @@ impl Directory for CountingDirectory {
         self.inner.write_at(path, offset, bytes)
     }
 
-    fn finish(&self, path: &RelPath, meta: &Meta) -> io::Result<()> {
-        self.inner.finish(path, meta)
+    fn finish(&self, path: &RelPath, attributes: &FileAttributes) -> io::Result<()> {
+        self.inner.finish(path, attributes)
     }
 
     fn rename(&self, from: &RelPath, to: &RelPath, owner: Option<Owner>) -> io::Result<()> {

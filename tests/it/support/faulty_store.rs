@@ -8,7 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use sessiond::error::{Error, Result};
-use sessiond::store::{CreateOutcome, Page, Store};
+use sessiond::store::{CreateOutcome, ListPage, Store};
 use tokio::sync::watch;
 
 /// What happens to one write.
@@ -173,7 +173,7 @@ impl Store for FaultyStore {
         self.inner.get(key).await
     }
 
-    async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Page> {
+    async fn list(&self, prefix: &str, after: Option<&str>) -> Result<ListPage> {
         self.admit(prefix, &self.lists).await?;
         self.inner.list(prefix, after).await
     }

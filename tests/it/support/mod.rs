@@ -4,7 +4,7 @@
 //! - `storage`, `writer`, `world`: the library on a store and an index, without a process.
 //! - `servers`, `proxy`, `faulty_store`, `counting_directory`, `small_disk`: what the tests run
 //!   against, and the faults that they inject.
-//! - `files`, `rng`, `transcripts`, `load`, `shell_blocks`: inputs and checks.
+//! - `files`, `http`, `rng`, `transcripts`, `load`, `shell_blocks`: inputs and checks.
 //!
 //! # The quick loop
 //! `cargo quick` runs the tests that need neither servers nor other tools and that take little
@@ -21,6 +21,7 @@ pub mod counting_directory;
 pub mod faulty_store;
 pub mod fetch;
 pub mod files;
+pub mod http;
 pub mod load;
 pub mod proxy;
 pub mod reaper;
@@ -35,6 +36,10 @@ pub mod writer;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
+
+/// Maximum time for anything a test waits for. A busy machine needs less; a hang becomes a failure.
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The program under test.
 pub fn sessiond() -> PathBuf {

@@ -182,7 +182,7 @@ impl Storage {
         branch: Option<WriterId>,
     ) -> Result<Files> {
         let directory = tempfile::tempdir().unwrap();
-        let context = restore::Context {
+        let context = restore::RestoreContext {
             directory: Arc::new(Disk::new(directory.path())),
             profile: profile(),
             logs: self.logs(),

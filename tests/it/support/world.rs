@@ -80,16 +80,16 @@ impl World {
     }
 
     /// Returns the context of the world's own root.
-    pub fn context(&self) -> capture::Context {
-        capture::Context {
+    pub fn context(&self) -> capture::CaptureContext {
+        capture::CaptureContext {
             logs: self.logs(),
             ..self.writer.context.clone()
         }
     }
 
     /// Returns the context of another directory on the same storage.
-    pub fn context_of(&self, directory: Arc<dyn Directory>) -> capture::Context {
-        capture::Context {
+    pub fn context_of(&self, directory: Arc<dyn Directory>) -> capture::CaptureContext {
+        capture::CaptureContext {
             directory,
             ..self.context()
         }

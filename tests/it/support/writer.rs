@@ -28,15 +28,15 @@ use super::storage::{Storage, profile};
 /// One volume and the sessiond on it.
 pub struct Writer {
     pub root: PathBuf,
-    pub context: capture::Context,
+    pub context: capture::CaptureContext,
     index: Arc<SqlIndex>,
     flushers: BTreeMap<LogName, LogFlusher>,
     _directory: tempfile::TempDir,
 }
 
 /// Returns the context of a streamer on this directory.
-pub fn capture_context(directory: Arc<dyn Directory>, logs: Logs) -> capture::Context {
-    capture::Context {
+pub fn capture_context(directory: Arc<dyn Directory>, logs: Logs) -> capture::CaptureContext {
+    capture::CaptureContext {
         directory,
         profile: profile(),
         logs,
@@ -50,7 +50,7 @@ pub fn capture_context(directory: Arc<dyn Directory>, logs: Logs) -> capture::Co
 }
 
 /// Streams a root as the daemon does.
-pub fn stream(root: PathBuf, context: capture::Context) -> StreamerHandle {
+pub fn stream(root: PathBuf, context: capture::CaptureContext) -> StreamerHandle {
     let events = Arc::new(EventBuffer::default());
     let watcher = InotifyWatcher::new(
         root.clone(),
@@ -62,7 +62,7 @@ pub fn stream(root: PathBuf, context: capture::Context) -> StreamerHandle {
 }
 
 /// Streams a root without events of the file system, only by scans.
-pub fn stream_by_scans(root: PathBuf, context: capture::Context) -> StreamerHandle {
+pub fn stream_by_scans(root: PathBuf, context: capture::CaptureContext) -> StreamerHandle {
     let events = Arc::new(EventBuffer::default());
     Streamer::start(context, root, events, Box::new(NullWatcher)).unwrap()
 }
@@ -70,7 +70,7 @@ pub fn stream_by_scans(root: PathBuf, context: capture::Context) -> StreamerHand
 /// Streams a root with events that the test produces.
 pub fn stream_with_events(
     root: PathBuf,
-    context: capture::Context,
+    context: capture::CaptureContext,
     events: Arc<EventBuffer>,
 ) -> StreamerHandle {
     struct TestEvents;
@@ -158,7 +158,7 @@ impl Writer {
 
     pub async fn restore(&mut self, session: &str, options: Options) -> Result<RestoreReport> {
         self.restart();
-        let context = restore::Context {
+        let context = restore::RestoreContext {
             directory: self.context.directory.clone(),
             profile: self.context.profile.clone(),
             logs: self.context.logs.clone(),

@@ -212,3 +212,18 @@ fn a_summary_based_on_an_outdated_version_is_rejected() {
         .unwrap();
     assert_eq!(summary(&session).mtime as u128, mtime.as_millis());
 }
+
+#[test]
+fn an_append_record_of_a_newer_sessiond_is_never_replaced() {
+    let mut session = TestSession::new();
+    session.append("one", &[r#"{"uuid":"a"}"#]);
+    let path = session.key().record_path().unwrap();
+    let file = path.below(session.root.path());
+    let record = std::fs::read_to_string(&file).unwrap();
+    assert!(record.starts_with(r#"{"version":1,"#), "{record}");
+    let load = || AppendRecord::load(&Disk::new(session.root.path()), &path);
+    std::fs::write(&file, r#"{"version":2,"batches":"in another form"}"#).unwrap();
+    assert_eq!(load().unwrap_err().kind(), ErrorKind::NewerFormat);
+    std::fs::write(&file, r#"{"version":1,"batches":7}"#).unwrap();
+    assert!(load().unwrap().batches.is_empty());
+}
