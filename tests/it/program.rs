@@ -501,7 +501,7 @@ fn a_restore_does_not_change_which_session_is_the_latest(mut backend: Backend) {
     for session in ["older", "newer"] {
         append(&transcript(&home, session), LINE);
         backend
-            .run(&home, &["run", "--request-id", "job", "--", "true"])
+            .run(&home, &["run", "--request", "job", "--", "true"])
             .ok();
     }
     let times = |backend: &Backend| {
