@@ -31,7 +31,7 @@ class Figure:
             return "–"
         if self.reached:
             return "yes"
-        return f"**no**, {self.value / self.limit:.1f} × too much" if self.limit else f"**no**, {plain(self.value)} too many"
+        return f"**no**, {self.value / self.limit:.1f} × the target" if self.limit else f"**no**, {plain(self.value)} instead of 0"
 
     def shown(self) -> str:
         return f"{plain(self.value)} {self.unit}".strip()
@@ -50,6 +50,10 @@ def plain(number: float) -> str:
     if number == 0 or abs(number) >= 100:
         return f"{number:,.0f}"
     return f"{number:.1f}" if abs(number) >= 10 else f"{number:.2f}" if abs(number) >= 0.1 else f"{number:.2g}"
+
+
+def plural(count: float, noun: str) -> str:
+    return f"{count:.0f} {noun}" + ("" if round(count) == 1 else "s")
 
 
 def ms(seconds: float) -> str:

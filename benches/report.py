@@ -3,7 +3,7 @@
 import lab
 from figures import Measured
 
-HEADS = ["row", "what", "ours", "against", "ratio or value", "target", "met"]
+HEADS = ["row", "measurement", "sessiond", "compared with", "ratio or value", "target", "met"]
 
 
 def table(found: dict[str, Measured], failed: dict[str, str]) -> str:
@@ -23,11 +23,11 @@ def document(found: dict[str, Measured], failed: dict[str, str], head: str) -> s
     lines = [
         "# Benchmarks",
         "",
-        "`python3 benches/run.py` writes this document; run it to get your own figures. All figures come from one",
+        "`python3 benches/run.py` generates this page. Run it to measure your own machine. All figures come from one",
         "run on one machine, against the same S3 server (SeaweedFS on loopback), with the same transcripts",
-        "(`benches/transcripts.py`: lines like those of Claude Code, which gzip compresses 4.6 times). A figure that is",
-        "compared with a bare request or with the limit of the machine is measured alternately with it. Times are",
-        "medians unless stated otherwise. Less is better in every row.",
+        "(`benches/transcripts.py`: lines like those of Claude Code, which gzip compresses 4.6 times). Each",
+        "comparison with a bare request or with the limit of the machine alternates between the two measurements.",
+        "Times are medians unless stated otherwise. Lower is better in every row.",
         "",
         head,
         "",

@@ -26,7 +26,7 @@ from rows import append, fleet, idle, index, memory, restore, size, start, stop 
 ROWS = {
     "append": append.measure,
     "restore": restore.measure,
-    "distance": restore.measure_distance,
+    "latency": restore.measure_latency,
     "memory": memory.measure,
     "idle": idle.measure,
     "start": start.measure,
@@ -160,7 +160,7 @@ def main() -> int:
     machine = (
         f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release().split('-')[0]}, Python {platform.python_version()}"
     )
-    head = f"{version}, {machine}, {time.strftime('%Y-%m-%d', time.gmtime())}; {(time.monotonic() - began) / 60:.0f} minutes in all."
+    head = f"{version}, {machine}, {time.strftime('%Y-%m-%d', time.gmtime())}; total run time {(time.monotonic() - began) / 60:.0f} minutes."
     print(report.table(found, failed))
     if args.only:
         print(*("\n" + text for row in found.values() for text in row.texts), sep="\n")

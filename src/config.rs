@@ -154,7 +154,7 @@ pub struct StoreConfig {
     /// Fencing mechanism: auto, store, database or off [default: auto]
     ///
     /// Fencing lets only one writer append to a session. With auto, sessiond checks once whether
-    /// the store supports conditional writes, and uses the database if it does not.
+    /// the store supports conditional creates, and uses the database if it does not.
     #[arg(long, global = true, env = "SESSIOND_FENCING", value_name = "MODE")]
     pub fencing: Option<String>,
 
@@ -257,8 +257,8 @@ pub struct IndexConfig {
 pub struct EncryptionConfig {
     /// Encrypt to this age recipient or recipients file [default: to the identities]
     ///
-    /// Repeat the flag, or separate with commas, to name several. Without recipients and without
-    /// identities, nothing is encrypted.
+    /// Repeat the flag, or separate values with commas. Without recipients and without identities,
+    /// nothing is encrypted.
     #[arg(
         long,
         global = true,
@@ -285,7 +285,7 @@ pub struct EncryptionConfig {
 #[derive(Debug, Clone, Default, Args, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct NetworkConfig {
-    /// Additional CA certificates (PEM) for outgoing TLS [default: the system's only]
+    /// Additional CA certificates (PEM) for outgoing TLS [default: system CAs only]
     ///
     /// Used for S3, for the heartbeat URL and for the OpenTelemetry collector.
     #[arg(long, global = true, env = "SESSIOND_CA_FILE", value_name = "FILE")]
@@ -389,7 +389,7 @@ pub struct FlushConfig {
     #[arg(long, env = "SESSIOND_FLUSH_INTERVAL", value_name = "TIME")]
     pub flush_interval: Option<String>,
 
-    /// Deadline of the final flush; keep it below the stop timeout [default: 8s]
+    /// Time limit of the final flush; keep it below the stop timeout [default: 8s]
     ///
     /// The platform kills the process after its stop timeout: 10s for Docker, 30s for Kubernetes
     /// and ECS.
@@ -459,7 +459,7 @@ pub struct ProbeConfig {
     #[arg(long, env = "SESSIOND_HTTP", value_name = "ADDR")]
     pub http: Option<String>,
 
-    /// File to create once sessions are restored and streaming [default: none]
+    /// File to create when sessiond is ready (restored and streaming) [default: none]
     #[arg(long, env = "SESSIOND_READY_FILE", value_name = "FILE")]
     pub ready_file: Option<PathBuf>,
 

@@ -169,7 +169,7 @@ impl Error {
         use std::io::ErrorKind as E;
         let hint = match cause.kind() {
             E::StorageFull | E::QuotaExceeded => Some(
-                "free some disk space; a running daemon resumes automatically, rerun any other command",
+                "free some disk space, then run the command again; a running daemon resumes automatically",
             ),
             E::PermissionDenied => {
                 Some("run sessiond as the owner of the directory, or change its permissions")
@@ -187,19 +187,29 @@ impl Error {
     pub fn user_path(phrase: impl Into<String>, cause: std::io::Error) -> Self {
         use std::io::ErrorKind as E;
         let hint = match cause.kind() {
-            E::NotFound => "check the spelling; a directory to write into must exist",
+            E::NotFound => "create the directory first, or choose another path",
             // Creating a directory where a file exists is AlreadyExists.
             E::NotADirectory | E::AlreadyExists => {
-                "give another path: a component of this one is a file"
+                "choose another path: this path or a parent of it is a file"
             }
-            E::IsADirectory => "give a file, not a directory",
+            E::IsADirectory => "specify a file, not a directory",
             E::PermissionDenied => {
-                "give a path that sessiond may access, or change the permissions of this one"
+                "choose a path that sessiond can access, or change the permissions of this path"
             }
-            E::ReadOnlyFilesystem => "give a path on a writable filesystem",
+            E::ReadOnlyFilesystem => "choose a path on a writable file system",
             _ => return Error::io(phrase, cause),
         };
         Error::usage(phrase).caused_by(cause).hint(hint)
+    }
+
+    /// A failed read of a file that the user named.
+    pub fn unreadable_file(phrase: impl Into<String>, cause: std::io::Error) -> Self {
+        match cause.kind() {
+            std::io::ErrorKind::NotFound => Error::usage(phrase)
+                .caused_by(cause)
+                .hint("check the path of the file"),
+            _ => Error::user_path(phrase, cause),
+        }
     }
 
     /// Adds a hint, unless the error has one: the innermost hint stays.

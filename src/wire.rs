@@ -393,7 +393,7 @@ fn load_keyring(settings: &Settings) -> Result<Keyring> {
 fn check_index_text(settings: &Settings, keyring: &Keyring) -> Result<()> {
     if keyring.encrypts() && settings.index.text.unwrap_or(false) {
         return Err(Error::usage(
-            "--index-text would store message texts unencrypted in the index, and encryption is on",
+            "invalid --index-text: encryption is on, and the index would store message texts unencrypted",
         )
         .hint("remove --index-text, or remove --encrypt-to and --identity"));
     }

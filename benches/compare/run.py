@@ -150,12 +150,12 @@ class Bench:
         return {
             "entries": written,
             "lost": written - len(set(numbers)),
-            "doubled": len(numbers) - len(set(numbers)),
+            "duplicated": len(numbers) - len(set(numbers)),
             "out of order": sum(number < highest for number, highest in zip(numbers, accumulate(numbers, max))),
             "batches dropped": len(dropped),
             "objects": len(keys),
             "requests to load": requests,
-            "KiB up": round(bytes_up / 1024),
+            "KiB uploaded": round(bytes_up / 1024),
             "peak MiB": round(max(peaks) / 1024, 1) if peaks else "–",
         }
 
@@ -255,8 +255,8 @@ class Bench:
 
 FAULTS = [
     ("No fault", {}),
-    ("Lost reply: the third write succeeds, and the connection breaks", {"fault": "lost"}),
-    ("Three 503 responses in a row, from the third write on", {"fault": "503"}),
+    ("Lost response: the third write succeeds, but the connection breaks", {"fault": "lost"}),
+    ("Three 503 responses in a row, starting with the third write", {"fault": "503"}),
     ("Power loss during a turn, two seconds after entry 205 of 300", {"pause": 205}),
     ("Resumed after 150 entries on a machine whose clock is 2 s behind", {"processes": ((0, 150), (150, 300)), "behind": "-2s"}),
     ("1,500 appends of one entry each, then a load", {"processes": ((0, 1500),), "turn": 1}),
@@ -291,9 +291,11 @@ def document(tables, sdk: str, version: str, build: str) -> str:
     lines = [
         "# Comparison with the Agent SDK's S3 store",
         "",
-        "`benches/compare/run.py` writes this document; run it to get your own figures. It sends the same",
-        "conversation (entries of about a kilobyte, ten per turn, every tenth a title without an ID) through",
-        "three setups, on the same S3 server (SeaweedFS) behind the same proxy, under the same faults:",
+        "`benches/compare/run.py` generates this page. Run it to measure your own machine. It sends the same",
+        "conversation through three setups. The conversation consists of SDK entries of about 1 KB, ten per",
+        "turn; every tenth entry is a title without an ID. The setups use the same S3 server (SeaweedFS)",
+        "behind the same proxy, under the same faults. On this page, an *entry* is a transcript entry of the",
+        "SDK, not an entry of the session log.",
         "",
         f"- **{SYSTEMS['s3']}**: {sdk} from PyPI with its reference adapter",
         f"  `s3_session_store.py`, unmodified, {boto} with its defaults. The SDK's own batcher sends",
@@ -308,9 +310,11 @@ def document(tables, sdk: str, version: str, build: str) -> str:
         "| column | meaning |",
         "|---|---|",
         "| lost | entries that the agent had written and that a load does not return |",
-        "| doubled, out of order | entries that a load returns twice, or after a later one |",
+        "| duplicated | entries that a load returns more than once |",
+        "| out of order | entries that a load returns after a later entry |",
+        "| batches dropped | batches that the SDK gave up on |",
         "| objects | objects of the session at the end, before garbage collection |",
-        "| requests to load | requests of a load in a new container |",
+        "| requests to load | requests that a load in a new container sends |",
         "| peak MiB | peak memory of sessiond; for the adapter, growth of the agent's process |",
     ]
     for name, rows in tables:

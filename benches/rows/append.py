@@ -1,4 +1,4 @@
-"""Append 4 KB at a time to a 12 MB session and make each durable: bytes up, CPU, time."""
+"""Append 4 KB at a time to a 12 MB session and make each durable: uploaded bytes, CPU, time."""
 
 import gzip
 import json
@@ -136,24 +136,24 @@ def measure(bench) -> Measured:
     figures = [
         Figure(
             "append",
-            "bytes up",
+            "bytes uploaded",
             counted["body"] / floor,
             "×",
-            f"{kib(counted['body'] / count)} an append",
-            f"{kib(floor / count)}: gzip of what was appended",
+            f"{kib(counted['body'] / count)} per append",
+            f"{kib(floor / count)}: gzip of the appended bytes",
             1.3,
-            "at most 1.3 × gzip of it",
+            "at most 1.3 × the gzip size",
         ),
         Figure(
-            "append", "bytes up, entries alone", log / floor, "×", f"{kib(log / count)} an append", f"{kib(floor / count)}: gzip of what was appended"
+            "append", "bytes uploaded, entries only", log / floor, "×", f"{kib(log / count)} per append", f"{kib(floor / count)}: gzip of the appended bytes"
         ),
         Figure(
             "append",
             "CPU",
             cpu / best,
             "×",
-            f"{ms(cpu)} an append",
-            f"{ms(best)}: {best_name}, the best of them",
+            f"{ms(cpu)} per append",
+            f"{ms(best)}: {best_name}, the fastest of the compared tools",
             1 / 20,
             "at least 20 × less (0.05 ×)",
         ),
@@ -170,8 +170,8 @@ def measure(bench) -> Measured:
         ),
     ]
     if tool_name != best_name:
-        figures.insert(3, Figure("append", "CPU, against tools for files", cpu / tool, "×", f"{ms(cpu)} an append", f"{ms(tool)}: {tool_name}"))
-    rows = ["| | KiB up an append | CPU an append | p50 | p99 | requests an append |", "|---|---|---|---|---|---|"]
+        figures.insert(3, Figure("append", "CPU, compared with file sync tools", cpu / tool, "×", f"{ms(cpu)} per append", f"{ms(tool)}: {tool_name}"))
+    rows = ["| | KiB uploaded per append | CPU per append | p50 | p99 | requests per append |", "|---|---|---|---|---|---|"]
     own_result = {**counted, "cpu": timed["cpu"], "took": timed["took"], "count": count}
     for name, one in {"sessiond": own_result, **others}.items():
         up, cpu_each, requests_each = (one[what] / one["count"] for what in ("up", "cpu", "requests"))
@@ -179,7 +179,7 @@ def measure(bench) -> Measured:
         rows.append(f"| {name} | {plain(up / 1024)} | {ms(cpu_each)} | {took} | {plain(requests_each)} |")
     requests = ", ".join(f"{name} {value:,}" for name, value in sorted(counted["by"].items()))
     text = (
-        f"Bytes up here are with headers. {count} appends of sessiond and of the adapter, {len(some)} of each tool (one process a sync).\n\n"
+        f"Here, the uploaded bytes include HTTP headers. sessiond and the adapter ran {count} appends, each tool {len(some)} (one process per sync).\n\n"
         + "\n".join(rows)
     )
-    return Measured(figures, [text + f"\n\nRequests of sessiond in these {count} appends: {requests}."])
+    return Measured(figures, [text + f"\n\nRequests that sessiond sent to the store in these {count} appends: {requests}."])

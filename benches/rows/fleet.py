@@ -159,28 +159,35 @@ def measure(bench) -> Measured:
             p99 / INTERVAL,
             "intervals",
             f"p50 {ms(lab.median(found))}, p99 {ms(p99)}",
-            f"p50 {ms(lab.median(bare))}, p99 {ms(least)}: a bare PUT, as many a second",
+            f"p50 {ms(lab.median(bare))}, p99 {ms(least)}: a bare PUT at the same rate",
             3,
             "3 flush intervals",
             noise=1,
         ),
         Figure(
             "fleet",
-            "PUTs an append",
+            "PUTs per append",
             puts / len(appends),
             "×",
-            f"{puts:,} PUTs, {requests:,} requests in all",
-            f"{len(appends):,}: one PUT an append",
+            f"{puts:,} PUTs, {requests:,} requests in total",
+            f"{len(appends):,}: one PUT per append",
             noise=1.1,
         ),
         Figure(
-            "fleet", "connections of one daemon", max_connections, "", f"{max_connections} at most, {used} of all a few seconds after the last append", "–", 2, "at most 2"
+            "fleet",
+            "connections of one daemon",
+            max_connections,
+            "",
+            f"at most {max_connections}; {used} in total a few seconds after the last append",
+            "–",
+            2,
+            "at most 2",
         ),
     ]
     if not bench.short:
-        figures.append(Figure("fleet", "connections left when idle", left, "", f"{left} of all after {RELEASED} s at most", "–", 0, "released"))
-    took = f"CPU of all {count} daemons together: {plain(cpu)} s in {seconds + 5} s, {ms(cpu / len(appends))} an append; memory {plain(pss / 1024)} MiB (PSS)."
-    return Measured(figures, [f"{took} The S3 server, PostgreSQL, the proxy and the appending process share the cores with them."])
+        figures.append(Figure("fleet", "connections left when idle", left, "", f"{left} in total after at most {RELEASED} s", "–", 0, "released"))
+    took = f"CPU of all {count} daemons together: {plain(cpu)} s in {seconds + 5} s, {ms(cpu / len(appends))} per append; memory {plain(pss / 1024)} MiB (PSS)."
+    return Measured(figures, [f"{took} The S3 server, PostgreSQL, the proxy and the appending process share the cores with the daemons."])
 
 
 def connections(port: int) -> int:

@@ -46,10 +46,10 @@ def measure(bench) -> Measured:
         Figure("idle", f"requests in {seconds} s", ours["requests"], "", f"{ours['requests']}", f"{its['requests']}: litestream", 0, "0"),
         Figure(
             "idle",
-            "moments awake in 60 s",
+            "wake-ups of the process in 60 s",
             ours["moments"] * per,
             "",
-            f"{ours['moments'] * per:.0f} ({ours['wakeups'] * per:.0f} wake-ups of threads)",
+            f"{ours['moments'] * per:.0f} ({ours['wakeups'] * per:.0f} thread wake-ups)",
             f"{its['moments'] * per:.0f} ({its['wakeups'] * per:.0f}): litestream",
             6,
             "no timer more than once in 10 s",
@@ -66,7 +66,7 @@ def measure(bench) -> Measured:
         ),
     ]
     when = ", ".join(f"{moment:.0f}" for moment in ours["when"])
-    text = f"sessiond was awake {ours['moments']} times in these {seconds} s, at second {when or '–'}; connections left open: {ours['connections']}."
+    text = f"The process woke up {ours['moments']} times in these {seconds} s, at second {when or '–'}; open connections: {ours['connections']}."
     return Measured(figures, [text + (f" Requests: {ours['targets']}." if ours["targets"] else "")])
 
 

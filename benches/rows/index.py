@@ -106,9 +106,9 @@ def commands(count: int) -> dict[str, list[str]]:
         "ls --project": ["ls", "--json", "--project", "/work/app/7"],
         "messages, first page": ["messages", session_id(short), "--json"],
         "messages, page in the middle of 5,000": ["messages", session_id(long), "--json", "--cursor", middle],
-        "restore look-up, by id": ["restore", session_id(short + 1)],
-        "restore look-up, --latest": ["restore", "--latest"],
-        "restore look-up, --request": ["restore", "--request", f"r-{short + 1}"],
+        "restore lookup, by ID": ["restore", session_id(short + 1)],
+        "restore lookup, --latest": ["restore", "--latest"],
+        "restore lookup, --request": ["restore", "--request", f"r-{short + 1}"],
     }
 
 
@@ -169,8 +169,8 @@ def measure(bench) -> Measured:
             set_up = sum(one.duration for one in middle if not one.is_from_sessiond)
             scanned = [one.sql for one in sent[name] if one.has_seq_scan]
             without_index += scanned
-            by_index = f", {len(scanned)} without an index" if scanned else ", all by index"
-            result = f"{ms(lab.median(took))} in {len(sent[name])} statements{by_index}" if sent[name] else "no statement: the bucket is read"
+            by_index = f", {len(scanned)} without an index scan" if scanned else ", all with index scans"
+            result = f"{ms(lab.median(took))} in {len(sent[name])} statements{by_index}" if sent[name] else "no SQL statement: the lookup uses the bucket"
             figures.append(
                 Figure(
                     "index",
@@ -180,7 +180,7 @@ def measure(bench) -> Measured:
                     result,
                     f"{ms(set_up)} for the connection",
                     LIMIT * 1000,
-                    "under 10 ms, by index only",
+                    "under 10 ms, index scans only",
                     noise=10,
                 )
             )
@@ -192,12 +192,14 @@ def measure(bench) -> Measured:
     # A scan of a small table is cheaper than an index.
     if not bench.short:
         figures.append(
-            Figure("index", "statements without an index", len(without_index), "", f"{len(without_index)} of {sum(map(len, sent.values()))}", "–", 0, "none")
+            Figure(
+                "index", "statements without an index scan", len(without_index), "", f"{len(without_index)} of {sum(map(len, sent.values()))}", "–", 0, "none"
+            )
         )
     texts.insert(
         0,
         f"PostgreSQL: {count:,} sessions, {rows:,} messages, {plain(size / 1e9)} GB, filled in {ms(filled)}. "
-        "Medians of five; time of the database alone (parse, bind, execute), as it reports.",
+        "Medians of five; database time only (parse, bind, execute), as reported by PostgreSQL.",
     )
     small = max(1000, count // 10_000 * 1000)
     with bench.directory("index") as directory:
@@ -210,7 +212,7 @@ def measure(bench) -> Measured:
                 for one in statements:
                     one.values = [smaller(value, small) for value in one.values]
                 took, scans = query_sqlite(directory / "index.db", statements)
-                result = f"{ms(took)} in {len(statements)} statements" + (f", scans: {'; '.join(scans)}" if scans else ", all by index")
+                result = f"{ms(took)} in {len(statements)} statements" + (f"; full scans: {'; '.join(scans)}" if scans else ", all with index scans")
                 figures.append(
                     Figure(
                         "index",
@@ -220,7 +222,7 @@ def measure(bench) -> Measured:
                         result,
                         f"{small:,} sessions, {plain(size / 1e9)} GB",
                         LIMIT * 1000,
-                        "under 10 ms, by index only",
+                        "under 10 ms, index scans only",
                         noise=10,
                     )
                 )

@@ -36,15 +36,15 @@ def measure(bench) -> Measured:
         daemon.stop()
     count = f"{many.count:,}"
     figures = [
-        Figure("memory", "idle", mb(rss), "MB", f"{plain(mb(rss))} MB resident", f"{plain(mb(pss))} MB of them its own (PSS)", 15, "15 MB"),
-        Figure("memory", f"streaming {megabytes} MB", mb(one.peak_kib), "MB", f"{plain(mb(one.peak_kib))} MB at most", "–", 40, "40 MB"),
-        Figure("memory", f"restoring {megabytes} MB", mb(restoring), "MB", f"{plain(mb(restoring))} MB at most", "–", 64, "64 MB"),
+        Figure("memory", "idle", mb(rss), "MB", f"{plain(mb(rss))} MB resident", f"{plain(mb(pss))} MB proportional (PSS)", 15, "15 MB"),
+        Figure("memory", f"streaming {megabytes} MB", mb(one.peak_kib), "MB", f"{plain(mb(one.peak_kib))} MB peak", "–", 40, "40 MB"),
+        Figure("memory", f"restoring {megabytes} MB", mb(restoring), "MB", f"{plain(mb(restoring))} MB peak", "–", 64, "64 MB"),
         Figure(
             "memory",
             f"{count} sessions watched",
             mb(watching),
             "MB",
-            f"{plain(mb(watching))} MB resident, {plain(mb(high))} at most",
+            f"{plain(mb(watching))} MB resident, {plain(mb(high))} MB peak",
             "–",
             60,
             "60 MB",

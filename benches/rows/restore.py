@@ -1,4 +1,4 @@
-"""Restore a session that was streamed in steps: against the limit of the machine, against tools, and from far away."""
+"""Restore a session that was streamed in steps: against the limit of the machine, compared with tools, and with added latency."""
 
 import gzip
 import hashlib
@@ -128,11 +128,11 @@ def measure(bench) -> Measured:
         if taken:
             name, best = min(taken.items(), key=lambda pair: pair[1])
             all_of_them = ", ".join(f"{tool} {ms(took)}" for tool, took in taken.items())
-            figures.append(Figure("restore", f"{megabytes} MB, against tools", ours / best, "×", ms(ours), all_of_them, 1, "ahead of every tool"))
+            figures.append(Figure("restore", f"{megabytes} MB, compared with tools", ours / best, "×", ms(ours), all_of_them, 1, "faster than every tool"))
         kinds = {kind: [size for key, size in one.objects.items() if f"/{kind}/" in key] for kind in ("log", "merge", "snap")}
         made = ", ".join(f"{len(sizes)} in {kind}/ ({plain(sum(sizes) / 1e6)} MB)" for kind, sizes in kinds.items())
         texts.append(
-            f"- {megabytes} MB, flushed after every {one.step >> 10} KiB: objects {made}; {runs} runs of ours and of the limit, alternating."
+            f"- {megabytes} MB, flushed after every {one.step >> 10} KiB: objects {made}; {runs} alternating runs of sessiond and of the limit."
         )
     return Measured(figures, ["\n".join(texts)])
 
@@ -151,14 +151,14 @@ def waves(proxy: Proxy) -> str:
         words = (f"list {listed[0]}" if listed else f"{method} {path}").replace(SESSION, "ID")
         lines[-1].append(re.sub(r"(/[^ ]*)?kept/v1/(default/claude-code/)?", "", words))
     lines_of_waves = [f"{number}. {len(wave)} at once: {', '.join(wave[:3])}{' …' if len(wave) > 3 else ''}" for number, wave in enumerate(lines, 1)]
-    return "\n".join(lines_of_waves[:MAX_WAVES] + [f"\n… {len(lines_of_waves)} in total, in sequence."] * (len(lines_of_waves) > MAX_WAVES))
+    return "\n".join(lines_of_waves[:MAX_WAVES] + [f"\n… {len(lines_of_waves)} in total, one after the other."] * (len(lines_of_waves) > MAX_WAVES))
 
 
-def measure_distance(bench) -> Measured:
+def measure_latency(bench) -> Measured:
     figures, texts, proxy = [], [], bench.proxy()
     for megabytes in [12] if bench.short else [1, 12, 100]:
         one = stored(bench, megabytes)
-        with bench.directory("distance") as directory:
+        with bench.directory("latency") as directory:
             times = {0: [], 20: [], 50: []}
             for _ in range(3 if bench.short else 7):
                 for delay in times:
@@ -174,11 +174,21 @@ def measure_distance(bench) -> Measured:
         taken = {delay: min(some) for delay, some in times.items()}
         for delay in (20, 50):
             depth = (taken[delay] - taken[0]) / (delay / 1000)
-            against = f"{ms(taken[0])} without" + (f"; curl of one object {ms(far)}" if delay == 50 else "")
+            against = f"{ms(taken[0])} without delay" + (f"; curl of one object {ms(far)}" if delay == 50 else "")
             figures.append(
-                Figure("distance", f"{megabytes} MB, {delay} ms", depth, "deep", ms(taken[delay]), against, 4, "at most 4 round trips deep", noise=4)
+                Figure(
+                    "latency",
+                    f"{megabytes} MB, {delay} ms",
+                    depth,
+                    "round trips",
+                    ms(taken[delay]),
+                    against,
+                    4,
+                    "at most 4 sequential round trips",
+                    noise=4,
+                )
             )
         texts.append(
-            f"{megabytes} MB, {len(times[0])} runs with each delay; the requests of one restore with 50 ms added ({proxy.requests} in all):\n\n{waves(proxy)}"
+            f"{megabytes} MB, {len(times[0])} runs with each delay; the requests of one restore with 50 ms added ({proxy.requests} in total):\n\n{waves(proxy)}"
         )
     return Measured(figures, texts)

@@ -14,4 +14,4 @@ def measure(bench) -> Measured:
         else:
             shutil.copy(bench.program, bare)
         stripped, plain_size = bare.stat().st_size / 1e6, bench.program.stat().st_size / 1e6
-    return Measured([Figure("size", "of the stripped program", stripped, "MB", f"{plain(stripped)} MB", f"{plain(plain_size)} MB as it was built")])
+    return Measured([Figure("size", "stripped binary", stripped, "MB", f"{plain(stripped)} MB", f"{plain(plain_size)} MB as built")])

@@ -1,7 +1,7 @@
 """Start of the daemon when everything is stored already."""
 
 import lab
-from figures import Figure, Measured, ms, plain
+from figures import Figure, Measured, ms, plain, plural
 from rows.many import ten_thousand
 
 
@@ -21,11 +21,11 @@ def measure(bench) -> Measured:
     figures = [
         Figure(
             "start",
-            f"of daemon on {many.count:,} sessions",
+            f"daemon with {many.count:,} sessions",
             start,
             "s",
             f"{ms(start)} until ready, {ms(lab.median(cpu))} CPU",
-            f"{lab.median(requests):.0f} requests to the store",
+            f"{plural(lab.median(requests), 'request')} to the store",
             limit,
             f"{plain(limit)} s",
             noise=limit,
@@ -35,10 +35,10 @@ def measure(bench) -> Measured:
             "bytes read",
             share,
             "×",
-            f"{plain(lab.median(read) / 1e6)} MB, ledgers and libraries included",
+            f"{plain(lab.median(read) / 1e6)} MB, including ledgers and libraries",
             f"{plain(many.bytes / 1e6)} MB in the transcripts",
             1,
-            "without reading their bytes again",
+            "does not read the transcripts",
         ),
     ]
-    return Measured(figures, [f"The first upload of them took {ms(many.took)}."])
+    return Measured(figures, [f"The first upload of these sessions took {ms(many.took)}."])

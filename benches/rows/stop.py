@@ -60,7 +60,7 @@ def measure(bench) -> Measured:
             puts.append(time.monotonic() - began)
     p99, put, end = lab.quantile(took, 0.99), lab.median(puts), lab.quantile(ends, 0.99)
     against = f"p50 {ms(put)}, p99 {ms(lab.quantile(puts, 0.99))}: a bare PUT of the same bytes"
-    kernel = f"; closing the watch takes the kernel {ms(lab.median(floor))}"
+    kernel = f"; the kernel closes the file watches in {ms(lab.median(floor))}"
     figures = [
         Figure(
             "stop",
@@ -73,6 +73,6 @@ def measure(bench) -> Measured:
             "p99 within 5 × one PUT",
             noise=10,
         ),
-        Figure("stop", "until it has exited", end / put, "×", f"p50 {ms(lab.median(ends))}, p99 {ms(end)}", against + kernel, noise=20),
+        Figure("stop", "process exit", end / put, "×", f"p50 {ms(lab.median(ends))}, p99 {ms(end)}", against + kernel, noise=20),
     ]
-    return Measured(figures, [f"{runs} ends, each with {BACKLOG} appends of 4 KB in the last second."])
+    return Measured(figures, [f"{runs} shutdowns, each after {BACKLOG} appends of 4 KB in the last second."])

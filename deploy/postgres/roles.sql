@@ -2,8 +2,8 @@
 -- one role per namespace that sees only its own rows. Run it as a superuser in the database of the
 -- index, and again after an upgrade that adds tables:
 --
---     1. psql -d sessiond -f roles.sql            make the roles
---     2. sessiond doctor --index 'postgres://sessiond_owner@HOST/sessiond'     make the tables
+--     1. psql -d sessiond -f roles.sql            create the roles
+--     2. sessiond doctor --index 'postgres://sessiond_owner@HOST/sessiond'     create the tables
 --     3. psql -d sessiond -f roles.sql            restrict the tables
 --     4. psql -d sessiond -c "SELECT sessiond_add_namespace('team-a')"         add a role; then set its password
 --

@@ -360,13 +360,13 @@ impl LogFlusher {
             return Ok(Some(Step::Continue));
         }
         if has_reserved_seq {
-            tracing::info!(id = %self.id, seq = log_writer.seq, "an earlier write may still arrive; claiming the session after it");
+            tracing::info!(session = %self.id.name, seq = log_writer.seq, "an earlier write may still be in flight; claiming the session at a later seq");
             return Ok(Some(Step::Recover));
         }
         if exists {
             return Ok(None);
         }
-        tracing::warn!(id = %self.id, seq = log_writer.seq, "the store does not have the last entry of the ledger; reading the log");
+        tracing::warn!(session = %self.id.name, seq = log_writer.seq, "the last entry in the ledger is not in the store; reading the log");
         Ok(Some(Step::Recover))
     }
 
@@ -436,7 +436,7 @@ impl LogFlusher {
     /// ledger can be recovered from the store.
     fn save(&self, context: &CaptureContext, ledger: &Ledger, durable: bool) {
         if let Err(error) = ledger.save(&*context.directory, durable) {
-            tracing::warn!(%error, id = %self.id, "saving the ledger failed");
+            tracing::warn!(%error, session = %self.id.name, "saving the ledger failed");
         }
     }
 
@@ -459,7 +459,7 @@ impl LogFlusher {
             ledger
                 .log_writer
                 .advance_to(entry.header.seq, entry.digest, now);
-            tracing::info!(id = %self.id, seq = entry.header.seq, "found an entry of this writer that the ledger did not have");
+            tracing::info!(session = %self.id.name, seq = entry.header.seq, "found an entry of this writer that the ledger did not have");
             context.index_queue.push_stale(self.id.name.clone());
             self.save(context, ledger, false);
             return Ok(Step::Continue);
@@ -478,7 +478,7 @@ impl LogFlusher {
         } else {
             let error = fenced_error(&self.id, winner);
             context.counters.flush_failed(error.kind());
-            tracing::warn!(id = %self.id, writer = %ledger.log_writer.writer, "{error}; continuing on a branch");
+            tracing::warn!(session = %self.id.name, writer = %ledger.log_writer.writer, "{error}; continuing on a branch");
             if ledger
                 .log_writer
                 .has_been_idle_for_half_the_grace_period(now)

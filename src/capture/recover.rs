@@ -21,7 +21,7 @@ pub async fn recover_ledger(context: &CaptureContext, id: &LogId) -> Result<Ledg
     let now = context.logs.clock.now();
     let state = match context.logs.read_state(id).await {
         Err(error) if error.kind() == ErrorKind::Corrupt || error.kind().is_unreadable() => {
-            tracing::error!(%error, %id, "the log cannot be read; the local files go to a branch");
+            tracing::error!(%error, session = %id.name, "reading the log failed; uploading the local files to a branch");
             context.counters.flush_failed(error.kind());
             let log_writer = LogWriter {
                 target: WriteTarget::Branch,
@@ -58,7 +58,7 @@ pub async fn recover_ledger(context: &CaptureContext, id: &LogId) -> Result<Ledg
         None if state.removed.is_some() => ledger.log_writer.digest = None,
         None => {
             context.counters.flush_failed(ErrorKind::Conflict);
-            tracing::warn!(%id, head = state.seq, writer = %ledger.log_writer.writer, "the local files differ from the log; continuing on a branch");
+            tracing::warn!(session = %id.name, head = state.seq, writer = %ledger.log_writer.writer, "the local files differ from the log; continuing on a branch");
             ledger.log_writer = LogWriter {
                 target: WriteTarget::Branch,
                 seq: 0,

@@ -88,6 +88,9 @@ pub async fn list(settings: &Settings, args: ListArgs) -> Result<u8> {
     let mut points: Vec<_> = unnamed.chain(named).collect();
     points.sort_by_key(|(at, _, _)| *at);
     if points.is_empty() {
+        if code != exit::OK {
+            return Ok(code);
+        }
         let session = print::clean(&id.name.to_string());
         print::line(format_args!("no checkpoints in session {session}"))?;
         return Ok(code);
@@ -101,7 +104,7 @@ pub async fn list(settings: &Settings, args: ListArgs) -> Result<u8> {
         "TURN",
         "PARENT",
         "TIME",
-        "ENTRY",
+        "SEQ",
         "STOP REASON",
         "PENDING CALLS",
         "NAME",
@@ -155,10 +158,13 @@ pub async fn name(settings: &Settings, args: NameArgs) -> Result<u8> {
     if args.json {
         print::json(&named)?;
     } else {
+        let position = match named.checkpoint.turn {
+            0 => "before the first complete turn".to_owned(),
+            turn => format!("after turn {turn}"),
+        };
         print::line(format_args!(
-            "created checkpoint {} of {session} at turn {} (entry {})",
+            "created checkpoint {} of {session} at entry {}, {position}",
             named.name,
-            named.checkpoint.turn,
             named.checkpoint.seq.unwrap_or(0)
         ))?;
     }

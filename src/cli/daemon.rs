@@ -196,7 +196,7 @@ pub async fn final_flush(
                     abort_flush();
                     return Ok(FinalFlush::NotDurable);
                 }
-                tracing::info!(signal = signal.number, "the final flush is running; another signal ends it");
+                tracing::info!(signal = signal.number, "the final flush is running; a second signal stops it");
                 is_terminated = true;
             }
         }

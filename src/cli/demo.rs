@@ -22,7 +22,7 @@ const MAX_CHECKS: u32 = 400;
 
 /// Stream, kill and restore a sample session on this machine
 ///
-/// Needs no server and no agent, and touches nothing outside of a temporary directory.
+/// Needs no server and no agent, and touches nothing outside a temporary directory.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  sessiond demo")]
 pub struct Args {

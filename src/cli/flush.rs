@@ -116,13 +116,19 @@ fn print_report(report: &FlushReport) -> Result<()> {
     for log in &report.logs {
         let partial_line = match log.partial_line_bytes {
             0 => String::new(),
-            bytes => format!(", {} of an incomplete line pending", print::bytes(bytes)),
+            bytes => format!(
+                ", {} of a partial line not uploaded yet",
+                print::bytes(bytes)
+            ),
+        };
+        let position = match log.is_branch() {
+            true => format!("on branch {}", print::clean(&log.writer)),
+            false => format!("at entry {}", log.head),
         };
         print::line(format_args!(
-            "{}: {} durable at entry {}{partial_line}",
+            "{}: {} durable {position}{partial_line}",
             print::clean(&log.session),
-            print::bytes(log.durable_bytes),
-            log.head
+            print::bytes(log.durable_bytes)
         ))?;
     }
     Ok(())
@@ -134,11 +140,11 @@ fn print_branches(report: &FlushReport) -> u8 {
     for log in report.logs.iter().filter(|log| log.is_branch()) {
         code = exit::FENCED;
         let error = format!(
-            "another writer owns session {}; it is durable on branch {}",
+            "another writer owns session {}; the latest bytes are durable on branch {}",
             log.session, log.writer
         );
         print::error(&Error::new(ErrorKind::Fenced, error).hint(format!(
-            "run \"sessiond pull {} --branch {}\" to fetch it",
+            "run \"sessiond pull {} --branch {}\" to fetch the branch",
             log.session, log.writer
         )));
     }

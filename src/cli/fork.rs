@@ -44,11 +44,14 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     } else if settings.output.is_quiet() {
         print::line(&forked.session)?;
     } else {
+        let position = match forked.turn {
+            0 => "before its first complete turn".to_owned(),
+            turn => format!("after turn {turn}"),
+        };
         print::line(format_args!(
-            "forked {} to {} after {} ({}, {})",
+            "forked {} {position} to {} ({}, {})",
             forked.origin,
             forked.session,
-            print::plural(forked.turn, "turn", "turns"),
             print::plural(forked.files, "file", "files"),
             print::bytes(forked.bytes)
         ))?;

@@ -17,8 +17,8 @@ const WEEK: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
 /// Delete compacted history, expired sessions and removed sessions
 ///
-/// Works on the sessions of one agent in one namespace, next to running daemons, restores and other
-/// gc processes. A session expires only if it has a TTL, from "sessiond ttl", the --ttl of its
+/// Works on the sessions of one agent in one namespace. It is safe while daemons, restores and
+/// other gc processes run. A session expires only if it has a TTL, from "sessiond ttl", the --ttl of its
 /// writer, or --ttl here. Archived sessions and sessions with a named checkpoint do not expire,
 /// unless they are included. An expired session is first removed, as by "sessiond rm", and deleted
 /// permanently after 24 hours. Sessions that cannot be decrypted are left unchanged; the exit code
@@ -26,7 +26,7 @@ const WEEK: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  sessiond gc --dry-run")]
 pub struct Args {
-    /// How long to keep every entry as a point to restore
+    /// Period in which every entry stays restorable
     #[arg(
         long,
         env = "SESSIOND_GC_HISTORY",
@@ -35,7 +35,7 @@ pub struct Args {
     )]
     pub history: String,
 
-    /// TTL of sessions without one of their own, or never
+    /// TTL of sessions that have none, or never
     #[arg(
         long,
         env = "SESSIOND_GC_TTL",
@@ -72,7 +72,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         include_checkpoints: args.include_checkpoints,
     };
     let parts = Parts::build(settings, None).await?;
-    let progress = progress::show(settings, &parts, "collecting");
+    let progress = progress::show(settings, &parts, "cleaning up");
     let print_now = |collected: &CollectReport| match args.json {
         true => Ok(()),
         false => print_collected(collected),
@@ -134,7 +134,7 @@ fn exit_code(outcome: GcOutcome) -> u8 {
         Some(first) => {
             let code = exit::of(first.kind());
             let count = report.unreadable;
-            print::error(&first.context(format_args!("collect {count} of {total}")));
+            print::error(&first.context(format_args!("clean up {count} of {total}")));
             code
         }
         None => exit::OK,
@@ -154,15 +154,29 @@ fn summarize_failures(report: &GcReport, first: &Error, total: &str) -> Error {
         0 => String::new(),
         skipped => format!(" ({skipped} not examined)"),
     };
-    error.context(format_args!("collect {failed} of {total}{skipped}"))
+    error.context(format_args!("clean up {failed} of {total}{skipped}"))
 }
 
 fn print_collected(collected: &CollectReport) -> Result<()> {
+    let steps: Vec<&str> = collected.steps.iter().map(|step| describe(step)).collect();
     print::line(format_args!(
         "{}  {}  {} ({})",
         print::clean(&collected.session),
-        collected.steps.join(", "),
+        steps.join(", "),
         print::plural(collected.objects, "object", "objects"),
         print::bytes(collected.bytes)
     ))
+}
+
+/// A step in words.
+fn describe(step: &'static str) -> &'static str {
+    match step {
+        "merge_small" => "merge small segments",
+        "delete_covered" => "delete covered segments",
+        "expire" => "remove the expired session",
+        "purge" => "delete permanently",
+        "delete_purged" => "delete the remaining objects",
+        "delete_purge_entry" => "delete the purge entry",
+        other => other,
+    }
 }

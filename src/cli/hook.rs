@@ -54,7 +54,7 @@ pub struct Args {
     #[arg(long, env = "SESSIOND_HOOK_DEADLINE", value_name = "TIME")]
     pub deadline: Option<String>,
 
-    /// Also flush after each tool call, without its result [default: false]
+    /// Also flush after each tool call; the next flush has its result [default: false]
     #[arg(
         long,
         env = "SESSIOND_HOOK_AFTER_TOOLS",
@@ -209,7 +209,7 @@ fn read_event() -> Result<HookEvent> {
     let no_event = || Error::usage("standard input contains no hook event");
     if std::io::stdin().is_terminal() {
         return Err(Error::usage(
-            "a hook reads an event of the agent from standard input; run \"sessiond hook --install\" to make the agent call it",
+            "the agent calls this command with an event on standard input; run \"sessiond hook --install\" to install the hook",
         ));
     }
     let mut line = Vec::new();
@@ -331,7 +331,7 @@ async fn flush(root: &Path, event: &HookEvent) -> Result<String> {
         return Err(Error::new(
             ErrorKind::Fenced,
             format!(
-                "another writer owns session {session}; it is durable on branch {}",
+                "another writer owns session {session}; the latest bytes are durable on branch {}",
                 log.writer
             ),
         ));

@@ -61,7 +61,7 @@ fn print_inspection(inspection: &Inspection) -> Result<()> {
     if let Some(checkpoint) = &inspection.checkpoint {
         let parent = checkpoint
             .parent
-            .map_or_else(String::new, |parent| format!(", after {parent}"));
+            .map_or_else(String::new, |parent| format!(", parent {parent}"));
         line(
             "checkpoint",
             format!(
@@ -73,14 +73,14 @@ fn print_inspection(inspection: &Inspection) -> Result<()> {
         let stop_reason = checkpoint.stop_reason.clone();
         line(
             "stop reason",
-            stop_reason.unwrap_or_else(|| "none: the turn was not complete".to_owned()),
+            stop_reason.unwrap_or_else(|| "none: the turn is not complete".to_owned()),
         )?;
     }
     let turns = print::plural(inspection.turn, "complete turn", "complete turns");
     line(
         "turns",
         if inspection.is_turn_open {
-            format!("{turns}, 1 open turn")
+            format!("{turns}, 1 incomplete turn")
         } else {
             turns
         },

@@ -10,7 +10,7 @@ use crate::sys::output::create_file;
 /// Generate a key pair for --encrypt-to and --identity
 ///
 /// Pass the file to --identity, and the printed public key to --encrypt-to. Keep a copy of the file
-/// outside of the containers: without it, nobody can decrypt the sessions.
+/// outside the containers: without it, nobody can decrypt the sessions.
 /// The age tool reads and writes the same files.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  sessiond keygen -o key.txt")]

@@ -16,7 +16,7 @@ use crate::error::{Error, ErrorKind, Result};
   sessiond completions zsh > \"${fpath[1]}/_sessiond\"
   sessiond completions fish > ~/.config/fish/completions/sessiond.fish")]
 pub struct CompletionsArgs {
-    /// Shell
+    /// bash, elvish, fish, powershell or zsh
     pub shell: clap_complete::Shell,
 }
 

@@ -83,7 +83,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         HashMap::new()
     } else {
         texts(&parts, &id).await.unwrap_or_else(|error| {
-            tracing::warn!(%error, "listing the messages without their texts");
+            tracing::warn!(%error, "cannot read the message texts; listing the messages without them");
             HashMap::new()
         })
     };

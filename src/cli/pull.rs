@@ -11,8 +11,7 @@ use crate::wire::Parts;
 
 /// Fetch a copy of a session without claiming it
 ///
-/// Another machine can write to the session at the same time. The agent's directory does not
-/// change.
+/// The writer of the session is not affected. The agent's directory does not change.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   sessiond pull 3f2a --to /tmp/copy
@@ -46,7 +45,7 @@ pub struct Args {
     #[arg(long)]
     pub raw: bool,
 
-    /// Remove damaged lines from transcripts; keep the originals in .sessiond/aside
+    /// Repair damaged transcripts; keep the originals in .sessiond/aside
     #[arg(long, conflicts_with = "raw")]
     pub repair: bool,
 

@@ -119,16 +119,20 @@ fn command(out: &mut String, command: &Command, parent: &str, level: usize) {
     own.iter()
         .filter(|arg| arg.get_help_heading().is_none())
         .for_each(|arg| option(out, arg));
-    for heading in SHARED_HEADINGS {
-        if own
-            .iter()
-            .any(|arg| arg.get_help_heading() == Some(heading))
-        {
-            trim_end(out);
+    let shared: Vec<String> = SHARED_HEADINGS
+        .into_iter()
+        .filter(|heading| {
+            own.iter()
+                .any(|arg| arg.get_help_heading() == Some(heading))
+        })
+        .map(|heading| {
             let name = heading.to_lowercase();
-            let anchor = name.replace(' ', "-");
-            let _ = writeln!(out, "\n\nAlso takes the [{name}](#{anchor}).");
-        }
+            format!("the [{name}](#{})", name.replace(' ', "-"))
+        })
+        .collect();
+    if !shared.is_empty() {
+        trim_end(out);
+        let _ = writeln!(out, "\n\nAlso takes {}.", shared.join(" and "));
     }
     if let Some(after) = command.get_after_help().map(ToString::to_string) {
         after_help(out, &after);
@@ -199,7 +203,7 @@ fn option(out: &mut String, arg: &Arg) {
     if !details.trim().is_empty() {
         let _ = write!(text, " {}", details.trim());
     }
-    if let Some(default) = default {
+    if let Some(default) = default.filter(|_| !details.contains("The default is ")) {
         let _ = write!(text, " Default: {default}.");
     }
     if let Some(variable) = arg.get_env() {

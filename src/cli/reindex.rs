@@ -26,8 +26,8 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         &*parts.index,
         &*parts.profile,
         |id, result| match result {
-            Ok(entries) => tracing::debug!(%id, entries, "indexed"),
-            Err(error) => tracing::error!(%id, %error, "indexing failed"),
+            Ok(entries) => tracing::debug!(session = %id.name, entries, "indexed"),
+            Err(error) => tracing::error!(session = %id.name, %error, "indexing failed"),
         },
     )
     .await?;
@@ -38,7 +38,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         print::json(&report)?;
     } else {
         print::line(format_args!(
-            "indexed {}, {}; deleted {} from the index; {not_indexed} not indexed",
+            "indexed {}, {}; deleted {} from the index; {not_indexed} failed",
             print::plural(report.logs - not_indexed, "log", "logs"),
             print::plural(report.entries, "entry", "entries"),
             print::plural(report.deleted, "log", "logs")

@@ -39,7 +39,8 @@ pub struct Args {
     /// Restore the session in AGENT_SESSION_BLOB, without a store
     ///
     /// The variable contains the output of "sessiond export --base64", or the base64 text of a
-    /// gzipped transcript of session AGENT_SESSION_ID for an agent that runs in this directory.
+    /// gzipped transcript of session AGENT_SESSION_ID. The transcript is written to the project of
+    /// the current directory.
     #[arg(long, conflicts_with_all = ["id", "all", "latest", "request", "at", "salvage"])]
     pub from_env: bool,
 
@@ -51,7 +52,7 @@ pub struct Args {
     #[arg(long, value_name = "DIR")]
     pub to: Option<PathBuf>,
 
-    /// Directory in which the agent will run; the session moves to its project
+    /// Working directory of the agent; the session moves to its project
     #[arg(long, value_name = "DIR", conflicts_with_all = ["all", "from_env"])]
     pub cwd: Option<PathBuf>,
 
@@ -71,11 +72,11 @@ pub struct Args {
     #[arg(long)]
     pub force: bool,
 
-    /// Restore the entries before the damage if the log is damaged
+    /// If the log is damaged, restore the entries before the damage
     #[arg(long)]
     pub salvage: bool,
 
-    /// Remove damaged lines from transcripts; keep the originals in .sessiond/aside
+    /// Repair damaged transcripts; keep the originals in .sessiond/aside
     #[arg(
         long,
         env = "SESSIOND_REPAIR",

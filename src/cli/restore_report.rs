@@ -7,36 +7,79 @@ use crate::cli::print;
 use crate::error::Result;
 use crate::model::{RelPath, ToolCall};
 use crate::restore::repair::{LineDamage, LineRepair, RepairedFile};
-use crate::restore::{FileAction, RestoreReport};
+use crate::restore::{FileAction, FilePlan, RestoreReport};
 
 /// Maximum length of the input of a tool call, in bytes.
 const MAX_INPUT_LEN: usize = 200;
 
-/// Prints a restored session.
-pub fn print_restored(report: &RestoreReport, root: &Path) -> Result<()> {
-    let kept = match report.count(FileAction::Keep) {
-        0 => "0 kept".to_owned(),
-        count => format!("{count} kept ({})", print::bytes(report.kept_bytes())),
+/// What a restore did as a whole. Only a dry run reports conflicts; a restore fails.
+fn headline(report: &RestoreReport, root: &Path) -> String {
+    let conflicts = report.count(FileAction::Conflict);
+    let verb = match report.dry_run {
+        true if conflicts > 0 => "would not restore",
+        true => "would restore",
+        false => "restored",
+    };
+    // A session from an environment variable has no entries.
+    let entry = match report.seq {
+        0 => String::new(),
+        seq => format!(" at entry {seq}"),
+    };
+    let target = format!(
+        "{verb} {}{entry} to {}",
+        print::clean(&report.session),
+        root.display()
+    );
+    if conflicts > 0 {
+        let conflicts = print::plural(conflicts, "conflict", "conflicts");
+        return format!("{target}: {conflicts}");
+    }
+    let moved = report.files.iter().filter(|file| file.is_only_moved());
+    let moved = moved.count();
+    let mut parts = vec![format!(
+        "{} written ({})",
+        print::plural(report.written(), "file", "files"),
+        print::bytes(report.bytes)
+    )];
+    if moved > 0 {
+        parts.push(format!("{moved} moved"));
+    }
+    parts.push(match report.count(FileAction::Keep) - moved {
+        0 => "0 unchanged".to_owned(),
+        count => format!(
+            "{count} unchanged ({})",
+            print::bytes(report.unchanged_bytes())
+        ),
+    });
+    format!("{target}: {}", parts.join(", "))
+}
+
+/// Prints what would be done with a file.
+fn print_planned(file: &FilePlan) -> Result<()> {
+    let action = match file.is_only_moved() {
+        true => "move".to_owned(),
+        false => format!("{:?}", file.action).to_lowercase(),
+    };
+    let from = match file.is_only_moved() {
+        true => format!("{} → ", print::clean(file.local_path.as_str())),
+        false => String::new(),
     };
     print::line(format_args!(
-        "{} {} at entry {}: {} written ({}), {kept}, in {}",
-        if report.dry_run {
-            "would restore"
-        } else {
-            "restored"
-        },
-        print::clean(&report.session),
-        report.seq,
-        print::plural(report.written(), "file", "files"),
-        print::bytes(report.bytes),
-        root.display()
-    ))?;
-    // A session from a variable has no log.
+        "  {action:<10} {:>10}  {from}{}",
+        print::bytes(file.bytes),
+        print::clean(file.path.as_str())
+    ))
+}
+
+/// Prints a restored session.
+pub fn print_restored(report: &RestoreReport, root: &Path) -> Result<()> {
+    print::line(headline(report, root))?;
+    // A session from an environment variable has no log.
     if report.count(FileAction::Keep) > 0 && report.seq > 0 {
         let lag = match report.lag_bytes {
             0 => String::new(),
             bytes => format!(
-                "; {} of kept files are not in the log yet",
+                "; {} of local files are not in the log yet",
                 print::bytes(bytes)
             ),
         };
@@ -47,18 +90,14 @@ pub fn print_restored(report: &RestoreReport, root: &Path) -> Result<()> {
         ))?;
     }
     if report.dry_run {
-        for file in &report.files {
-            let action = format!("{:?}", file.action).to_lowercase();
-            print::line(format_args!(
-                "  {action:<10} {:>10}  {}",
-                print::bytes(file.bytes),
-                print::clean(file.path.as_str())
-            ))?;
-        }
+        report.files.iter().try_for_each(print_planned)?;
+    }
+    if report.count(FileAction::Conflict) > 0 {
+        return Ok(());
     }
     if report.partial_line_bytes() > 0 {
         print::line(format_args!(
-            "  {} of a partial line not restored; run \"sessiond pull {}\" to fetch them",
+            "  {} of a partial line were not restored; run \"sessiond pull {}\" to fetch them",
             print::bytes(report.partial_line_bytes()),
             print::clean(&report.session)
         ))?;
@@ -80,7 +119,7 @@ pub fn print_restored(report: &RestoreReport, root: &Path) -> Result<()> {
     }
     if !report.session.starts_with('@') {
         print::line(format_args!(
-            "resume with {}",
+            "resume with session ID {}",
             print::clean(&report.session)
         ))?;
     }
@@ -130,8 +169,8 @@ pub fn print_repaired(repaired: &[RepairedFile]) -> Result<()> {
                     )
                 }
                 LineDamage::TornRecord => format!("removed {count} of a torn record"),
-                LineDamage::GluedRecords => format!("split {} records into lines", bytes + 1),
-                LineDamage::InvalidLine => format!("removed {count} without a record"),
+                LineDamage::JoinedRecords => format!("split {} records into lines", bytes + 1),
+                LineDamage::InvalidLine => format!("removed an invalid line ({count})"),
                 LineDamage::MissingNewline => "added the newline at the end".to_owned(),
                 LineDamage::PartialLine => format!("removed {count} of a partial line"),
             };

@@ -78,7 +78,7 @@ pub async fn remove(settings: &Settings, args: RemoveArgs) -> Result<u8> {
 fn is_confirmed(id: &LogId) -> Result<bool> {
     if !std::io::stdin().is_terminal() {
         return Err(Error::usage(format!(
-            "removing {id} needs confirmation, but standard input is not a terminal"
+            "cannot remove {id}: confirmation is required, but standard input is not a terminal"
         ))
         .hint(format!(
             "run \"sessiond rm {} --yes\" to remove it without confirmation",

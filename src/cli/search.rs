@@ -76,7 +76,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let found = parts.index.search(&filter).await?;
     if !found.has_text {
         return Err(Error::not_found(format!(
-            "the index contains no message texts of namespace {}",
+            "the index contains no message texts for namespace {}",
             parts.logs.namespace
         ))
         .hint("run \"sessiond reindex --index-text\", and stream with --index-text from now on"));

@@ -22,8 +22,8 @@ use crate::wire::{self, Parts};
 /// Serve the Agent SDK's SessionStore API; an append returns once it is durable
 ///
 /// The adapters for TypeScript and Python are in examples/. The server uses its own directory
-/// (--root, by default below the XDG data directory), not an agent's. SIGTERM or SIGINT starts the
-/// final flush. A second signal ends it early, with exit code 9.
+/// (--root; default: in the XDG data directory), not the agent's directory. SIGTERM or SIGINT
+/// starts the final flush. A second signal ends it early, with exit code 9.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Example:\n  sessiond serve-store --listen http://127.0.0.1:7474 --store 's3://bucket/agents'"

@@ -99,7 +99,7 @@ pub struct RestoreArgs {
     #[arg(long, value_name = "DIR", requires = "latest")]
     pub project: Option<PathBuf>,
 
-    /// Directory in which the agent will run; the session moves to its project
+    /// Working directory of the agent; the session moves to its project
     #[arg(long, env = "SESSIOND_CWD", value_name = "DIR")]
     pub cwd: Option<PathBuf>,
 
@@ -121,7 +121,7 @@ pub struct RestoreArgs {
     #[arg(long)]
     pub force: bool,
 
-    /// Remove damaged lines from transcripts; keep the originals in .sessiond/aside
+    /// Repair damaged transcripts; keep the originals in .sessiond/aside
     #[arg(
         long,
         env = "SESSIOND_REPAIR",

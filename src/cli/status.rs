@@ -7,7 +7,7 @@ use crate::daemon::socket::{self, DaemonStatus, Request, Response};
 use crate::error::Result;
 use crate::wire::agent_root;
 
-/// Show what the running daemon streams: lag, head, writer and last error
+/// Show the lag, head, writer and last error of each session
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   sessiond status

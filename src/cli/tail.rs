@@ -14,8 +14,8 @@ use crate::wire::Parts;
 
 /// Show the last messages of a session, and new ones with --follow
 ///
-/// Reads the store, so it works wherever the session is written. With --follow, it polls for the
-/// next entry and lists the log every 15 seconds. Ctrl-C ends it.
+/// Reads from the store, so it works on any machine. With --follow, it polls for the next entry and
+/// lists the log every 15 seconds. Ctrl-C ends it.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  sessiond tail -f 3f2a")]
 pub struct Args {

@@ -10,8 +10,8 @@ use crate::wire::Parts;
 /// Check that sessions can be restored
 ///
 /// Reads the objects that a restore reads. Exits with 6 if a log is damaged. If no log is damaged,
-/// exits with 11 if objects cannot be decrypted, or with 12 if a newer sessiond wrote them. Checks
-/// only the entry numbers of a log with such objects.
+/// exits with 11 if objects cannot be decrypted, or with 12 if a newer sessiond wrote them. For a
+/// log with such objects, it only checks that no entry number is missing.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  sessiond verify --all\n  sessiond verify 3f2a --deep")]
 pub struct Args {
@@ -83,7 +83,7 @@ fn summarize(reports: &[VerifyReport], json: bool) -> Result<u8> {
     if newer > 0 {
         let error = Error::new(
             ErrorKind::NewerFormat,
-            format!("a newer sessiond wrote objects of {newer} of {total}"),
+            format!("a newer sessiond wrote objects in {newer} of {total}"),
         );
         print::error(&error.hint("upgrade sessiond"));
         return Ok(exit::NEWER_FORMAT);
@@ -131,7 +131,9 @@ fn print_report(report: &VerifyReport) -> Result<()> {
     ))?;
     report.damage.iter().try_for_each(detail)?;
     for damage in &report.irrelevant_damage {
-        detail(format!("not needed since a rollback: {damage}"))?;
+        detail(format!(
+            "no effect on a restore, because a later rollback skips it: {damage}"
+        ))?;
     }
     if report.damage.is_empty() {
         return Ok(());
@@ -166,7 +168,7 @@ fn print_remedy(report: &VerifyReport, session: &str) -> Result<()> {
         ))
     } else {
         detail(
-            "no entry can be restored: restore the object from a backup or an older version of the bucket",
+            "no entry can be restored: restore the object from a backup, or from an earlier object version if the bucket has versioning",
         )
     }
 }

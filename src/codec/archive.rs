@@ -253,7 +253,7 @@ fn read_tar(name: &str, source: &mut dyn Source, sink: &mut dyn ArchiveSink) -> 
     let mut tar = TarReader::new(name, source);
     let text = tar.read_first(MANIFEST, MAX_MANIFEST_LEN)?.ok_or_else(|| {
         invalid(name, "its first member is not a manifest")
-            .hint("run \"sessiond export ID -o FILE\" to make an archive file")
+            .hint("run \"sessiond export ID -o FILE\" to create an archive file")
     })?;
     let manifest = decode_manifest(name, &text)?;
     tar.set_limit(manifest.max_tar_len(text.len() as u64));

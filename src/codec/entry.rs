@@ -52,7 +52,7 @@ pub struct Entry {
     pub header: EntryHeader,
     /// The bytes of its parts, concatenated.
     pub body: Vec<u8>,
-    /// SHA-256 of the entry as stored; for a merge or a snapshot that of the last entry it
+    /// Digest of the entry; for a merge or a snapshot that of the last entry it
     /// replaces. It is the `prev_digest` of the next entry.
     pub digest: Digest,
     /// Size as stored.

@@ -278,7 +278,7 @@ impl<'a> BoundedGzip<Box<dyn Read + 'a>> {
             let mut magic = [0; 2];
             if decoded.read_exact(&mut magic).is_err() || magic != GZIP_MAGIC {
                 return Err(invalid(name, "it is neither gzip nor base64 of gzip")
-                    .hint("run \"sessiond export ID -o FILE\" to make an archive file"));
+                    .hint("run \"sessiond export ID -o FILE\" to create an archive file"));
             }
             Box::new(std::io::Cursor::new(magic).chain(decoded))
         };

@@ -66,7 +66,7 @@ pub fn load(
         return Ok(None);
     };
     let text = std::fs::read_to_string(&path)
-        .map_err(|cause| Error::user_path(format!("read {}", path.display()), cause))?;
+        .map_err(|cause| Error::unreadable_file(format!("read {}", path.display()), cause))?;
     let (content, keys) = parse(&path, &text)?;
     settings.profile = content.profile;
     settings.prices = content.prices;
@@ -117,6 +117,29 @@ fn fill_stream(stream: &mut StreamConfig, file: StreamConfig) {
     );
 }
 
+/// Whether a flag belongs to streaming; all others are global.
+fn is_stream_flag(flag: &str) -> bool {
+    StreamConfig::augment_args(clap::Command::new("streaming"))
+        .get_arguments()
+        .any(|arg| arg.get_long() == Some(flag))
+}
+
+/// The message of a wrong type, without the names of Rust types.
+fn plain_message(message: &str) -> String {
+    let found = message
+        .strip_prefix("invalid type: ")
+        .and_then(|rest| rest.split_once(", expected "));
+    let Some((found, expected)) = found else {
+        return message.to_owned();
+    };
+    let expected = match expected {
+        "usize" | "u64" | "u32" => "a whole number",
+        "f64" => "a number",
+        other => other,
+    };
+    format!("expected {expected}, found {found}")
+}
+
 fn parse(path: &Path, text: &str) -> Result<(Content, BTreeSet<String>)> {
     let path = path.display();
     let table: toml::Table = toml::from_str(text).map_err(|cause: toml::de::Error| {
@@ -146,9 +169,16 @@ fn parse(path: &Path, text: &str) -> Result<(Content, BTreeSet<String>)> {
             .unwrap_or_default();
         Error::usage(format!(
             "invalid value of {key} in configuration file {path}: {}",
-            cause.message()
+            plain_message(cause.message())
         ))
-        .hint("run \"sessiond --help\" to see what each setting accepts")
+        .hint(match key {
+            "profile" => "see docs/reference/profiles.md for the fields of [profile]".to_owned(),
+            "prices" => "see docs/guides/reading-sessions.md for the fields of [prices]".to_owned(),
+            flag if is_stream_flag(flag) => {
+                format!("run \"sessiond daemon --help\" to see the values of --{flag}")
+            }
+            flag => format!("run \"sessiond --help\" to see the values of --{flag}"),
+        })
     })?;
     let known = known_keys();
     if let Some(key) = table.keys().find(|key| !known.contains(*key)) {
@@ -255,7 +285,9 @@ heartbeat-interval = "5s"
         assert!(error.contains("unknown setting \"sotre\""), "{error}");
         let error = load("store = \"x\"\nparallel = \"many\"\n").unwrap_err();
         assert!(
-            error.to_string().contains("invalid value of parallel"),
+            error
+                .to_string()
+                .contains("expected a whole number, found string \"many\""),
             "{error}"
         );
         let error = load("store = \"x\"\nindex = postgres://u:secret@h\n").unwrap_err();

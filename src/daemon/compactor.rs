@@ -26,7 +26,7 @@ pub async fn run(queue: Arc<CompactionQueue>, counters: Arc<Counters>, logs: Log
                 if written.segments > 0 {
                     counters.record_compaction(u64::from(written.segments), written.bytes);
                     let (segments, bytes) = (written.segments, written.bytes);
-                    tracing::debug!(%id, seq, segments, bytes, "compacted a log");
+                    tracing::debug!(session = %id.name, seq, segments, bytes, "compacted a log");
                 }
             }
             Err(error) if error.is_retryable() => {
@@ -37,10 +37,10 @@ pub async fn run(queue: Arc<CompactionQueue>, counters: Arc<Counters>, logs: Log
             }
             // The log stays uncompacted until the next run of entries is complete.
             Err(error) if error.kind() == ErrorKind::Conflict || error.kind().is_unreadable() => {
-                tracing::debug!(%id, %error, "skipped a compaction")
+                tracing::debug!(session = %id.name, %error, "skipped a compaction")
             }
             Err(error) => {
-                tracing::warn!(%id, %error, "the compaction failed; run \"sessiond verify\" to check the log")
+                tracing::warn!(session = %id.name, %error, "the compaction failed; run \"sessiond verify\" to check the log")
             }
         }
     }

@@ -68,7 +68,7 @@ enum LoopResponse {
 pub struct HealthReport {
     /// Whether the process streams, or is about to.
     pub healthy: bool,
-    /// Whether everything is restored and streaming.
+    /// Whether the session is restored and sessiond is streaming.
     pub ready: bool,
     /// `starting`, `restoring`, `streaming`, `stopping` or `not_streaming`.
     pub phase: &'static str,
@@ -129,7 +129,7 @@ impl HealthState {
         self.set(Phase::Restoring);
     }
 
-    /// Enters the phase `streaming`: everything is restored.
+    /// Enters the phase `streaming`: the session is restored.
     pub fn set_streaming(&self, state: StreamingState) {
         self.set(Phase::Streaming(state));
     }
@@ -199,7 +199,7 @@ fn assess(phase: &Phase, response: Option<LoopResponse>) -> HealthReport {
         (Phase::Streaming(_), _) => (true, true, None),
         (Phase::Stopping, _) => (true, false, Some("the final flush is running".to_owned())),
         (Phase::NotStreaming, _) => {
-            let reason = "streaming failed to start; see the log for the error";
+            let reason = "streaming failed to start; see stderr of sessiond for the error";
             (true, false, Some(reason.to_owned()))
         }
     };

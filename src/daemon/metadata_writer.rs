@@ -40,7 +40,7 @@ pub async fn run(
         match result {
             Ok(written) => {
                 backoff.reset();
-                tracing::debug!(%id, version = written.version, "wrote the metadata of a session");
+                tracing::debug!(session = %id.name, version = written.version, "wrote the metadata of a session");
                 index_queue.push_stale(name);
             }
             Err(error) if error.is_retryable() => {
@@ -49,7 +49,9 @@ pub async fn run(
                 queue.retry(name);
                 tokio::time::sleep(wait).await;
             }
-            Err(error) => tracing::error!(%id, %error, "the metadata of a session is not written"),
+            Err(error) => {
+                tracing::error!(session = %id.name, %error, "writing the metadata of a session failed")
+            }
         }
     }
 }

@@ -58,12 +58,12 @@ fn register_process(registry: &mut Registry, started_at: Timestamp, report: &Hea
     );
     registry.register(
         "sessiond_healthy",
-        "1 unless the streaming loop is stuck or has ended; the same as /healthz",
+        "1 if /healthz returns 200: the streaming loop responds, has not started, or is stopping",
         ConstGauge::new(u32::from(report.healthy)),
     );
     registry.register(
         "sessiond_ready",
-        "1 when everything is restored and streaming; the same as /readyz",
+        "1 if /readyz returns 200: the session is restored and sessiond is streaming",
         ConstGauge::new(u32::from(report.ready)),
     );
 }
@@ -72,7 +72,7 @@ fn register_process(registry: &mut Registry, started_at: Timestamp, report: &Hea
 fn register_streams(registry: &mut Registry, streams: &StreamSummary) {
     registry.register(
         "sessiond_logs",
-        "Logs that this process writes: sessions, and projects with files of their own",
+        "Logs that this process writes (sessions and projects)",
         ConstGauge::new(streams.logs),
     );
     registry.register(
@@ -109,13 +109,13 @@ fn register_streams(registry: &mut Registry, streams: &StreamSummary) {
     );
     registry.register_with_unit(
         "sessiond_lag_max",
-        "Bytes that are not durable, of the log with the most",
+        "Bytes that are not durable, in the log with the largest backlog",
         Unit::Bytes,
         ConstGauge::new(streams.lag_max_bytes),
     );
     registry.register_with_unit(
         "sessiond_lag_sum",
-        "Bytes that are not durable, of all logs",
+        "Bytes that are not durable, summed over all logs",
         Unit::Bytes,
         ConstGauge::new(streams.lag_sum_bytes),
     );
@@ -129,7 +129,7 @@ fn register_index(registry: &mut Registry, index: IndexHealth) {
     );
     registry.register(
         "sessiond_index_backlog_entries",
-        "Entries that the index lacks; a log that lacks many can count once",
+        "Entries that are not in the index yet; a log whose entries were dropped from the queue counts as one",
         ConstGauge::new(index.lag_entries),
     );
 }
@@ -137,18 +137,18 @@ fn register_index(registry: &mut Registry, index: IndexHealth) {
 fn register_uploads(registry: &mut Registry, counters: &Counters) {
     registry.register(
         "sessiond_flushes",
-        "Flushes that made something durable",
+        "Flushes that made bytes durable",
         counters.flushes.clone(),
     );
     registry.register_with_unit(
         "sessiond_flush_duration",
-        "Duration of these flushes",
+        "Duration of flushes that made bytes durable",
         Unit::Seconds,
         counters.flush_duration.clone(),
     );
     registry.register_with_unit(
         "sessiond_flush_last_success_timestamp",
-        "Time of the last such flush since the Unix epoch; 0 if there was none",
+        "Unix time of the last flush that made bytes durable; 0 if none",
         Unit::Seconds,
         counters.flush_last_success.clone(),
     );
@@ -159,13 +159,13 @@ fn register_uploads(registry: &mut Registry, counters: &Counters) {
     );
     registry.register_with_unit(
         "sessiond_uploaded_raw",
-        "Size of these entries before compression",
+        "Size of the written claims and deltas before compression",
         Unit::Bytes,
         counters.raw_bytes.clone(),
     );
     registry.register_with_unit(
         "sessiond_uploaded_stored",
-        "Size of these entries as stored",
+        "Size of the written claims and deltas as stored",
         Unit::Bytes,
         counters.stored_bytes.clone(),
     );
@@ -181,7 +181,7 @@ fn register_uploads(registry: &mut Registry, counters: &Counters) {
     );
     registry.register_with_unit(
         "sessiond_compacted_stored",
-        "Size of these merges and snapshots as stored",
+        "Size of the written merges and snapshots as stored",
         Unit::Bytes,
         counters.compacted_stored_bytes.clone(),
     );
@@ -195,7 +195,7 @@ fn register_operations(registry: &mut Registry, counters: &Counters) {
     );
     registry.register_with_unit(
         "sessiond_index_last_success_timestamp",
-        "Time of the last successful index update since the Unix epoch; 0 if there was none",
+        "Unix time of the last successful index update; 0 if none",
         Unit::Seconds,
         counters.index_last_success.clone(),
     );
@@ -206,30 +206,30 @@ fn register_operations(registry: &mut Registry, counters: &Counters) {
     );
     registry.register_with_unit(
         "sessiond_restored",
-        "Bytes that these restores wrote",
+        "Bytes written by restores of this process",
         Unit::Bytes,
         counters.restored_bytes.clone(),
     );
     registry.register_with_unit(
         "sessiond_restore_last_duration",
-        "Duration of the last restore; 0 if there was none",
+        "Duration of the last restore; 0 if none",
         Unit::Seconds,
         counters.restore_last_duration.clone(),
     );
     registry.register_with_unit(
         "sessiond_restore_last_success_timestamp",
-        "Time of the last restore since the Unix epoch; 0 if there was none",
+        "Unix time of the last restore; 0 if none",
         Unit::Seconds,
         counters.restore_last_success.clone(),
     );
     registry.register(
         "sessiond_heartbeats",
-        "Heartbeats: sent, failed, or withheld because not everything was durable",
+        "Heartbeats by result: sent, failed, or withheld",
         counters.heartbeats.clone(),
     );
     registry.register_with_unit(
         "sessiond_heartbeat_last_success_timestamp",
-        "Time of the last acknowledged heartbeat since the Unix epoch; 0 if there was none",
+        "Unix time of the last acknowledged heartbeat; 0 if none",
         Unit::Seconds,
         counters.heartbeat_last_success.clone(),
     );

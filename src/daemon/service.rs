@@ -60,7 +60,7 @@ pub struct ServiceOptions {
     pub flush_interval: Duration,
     /// Maximum number of concurrent flushes.
     pub max_concurrent_flushes: usize,
-    /// File to create when everything is restored and streaming.
+    /// File to create when the session is restored and sessiond is streaming.
     pub ready_file: Option<PathBuf>,
     /// Metadata to set on every session that this process writes.
     pub metadata: SessionMetadata,
@@ -205,7 +205,7 @@ impl Service {
             match timeout_at(deadline, mirror.update_files(UpdateMode::Complete)).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => {
-                    tracing::error!(%error, "the last changes of the agent's database are not uploaded")
+                    tracing::error!(%error, "uploading the last changes of the agent's database failed")
                 }
                 Err(_) => tracing::error!(
                     "the deadline passed: the last changes of the agent's database are not uploaded"
@@ -221,7 +221,7 @@ impl Service {
             && !metadata_writer::wait_until_idle(queue, deadline).await
         {
             tracing::error!(
-                "the deadline passed: some sessions lack their metadata; set it with \"sessiond label\""
+                "the deadline passed before the metadata of some sessions was written; set it with \"sessiond label\" and \"sessiond ttl\""
             );
         }
         let index_deadline = deadline.min(Instant::now() + INDEX_SHUTDOWN_TIMEOUT);
@@ -342,7 +342,7 @@ fn log_final_flush(report: &FinishReport, started: Instant) {
             session = log.session,
             bytes = log.lag_bytes,
             error,
-            "not durable"
+            "the final flush left bytes that are not durable"
         );
     }
     for (name, writer) in &report.fenced {
@@ -393,7 +393,7 @@ async fn detect_stale_logs(parts: Parts, queue: Arc<IndexQueue>, handle: Streame
                 tokio::time::sleep(backoff.delay_after_failure()).await
             }
             Err(error) => {
-                return tracing::error!(%error, "the index is not checked for missing entries");
+                return tracing::error!(%error, "checking the index for missing entries failed");
             }
         }
     }

@@ -54,7 +54,7 @@ pub struct DaemonStatus {
     pub version: String,
     /// The process ID.
     pub pid: u32,
-    /// Whether everything is restored and streaming.
+    /// Whether the session is restored and sessiond is streaming.
     pub ready: bool,
     /// The agent.
     pub agent: String,
@@ -185,8 +185,8 @@ async fn serve(stream: UnixStream, handler: &dyn RequestHandler) -> std::io::Res
     let (read, mut write) = stream.into_split();
     let response = if peer.uid() != rustix::process::geteuid().as_raw() && peer.uid() != 0 {
         Response::failed(
-            &Error::usage("only root and the user of the daemon may use its control socket")
-                .hint("run the command as the user of the daemon, or with sudo"),
+            &Error::usage("only root and the daemon's user can use the control socket")
+                .hint("run the command as the daemon's user, or with sudo"),
         )
     } else {
         let mut line = String::new();
@@ -239,7 +239,7 @@ async fn exchange(root: &Path, request: &Request) -> Result<Response> {
             E::NotFound | E::NotADirectory | E::ConnectionRefused => {
                 Error::unavailable(format!("{NOT_RUNNING} for {}", root.display()))
             }
-            _ => Error::unavailable(format!("connect to the sessiond for {}", root.display()))
+            _ => Error::unavailable(format!("connect to the daemon for {}", root.display()))
                 .caused_by(cause),
         };
         error

@@ -262,7 +262,7 @@ impl Importer<'_> {
                     "a session with this ID was removed or has expired",
                 )
                 .hint(format!(
-                    "run \"sessiond undelete {}\" to restore it, or pass --id NEW to use another ID",
+                    "run \"sessiond undelete {}\" to bring it back, or pass --id NEW to import under another ID",
                     self.id.name
                 )));
             }
@@ -275,16 +275,13 @@ impl Importer<'_> {
                 .iter()
                 .all(|writer| writer.as_str().starts_with(&self.writer_prefix())) =>
             {
-                tracing::info!(id = %self.id, "continuing an interrupted import");
+                tracing::info!(session = %self.id.name, "continuing an interrupted import");
             }
             None => {
                 return Err(Error::conflict(
                     "the store has a session with this ID and different content",
                 )
-                .hint(format!(
-                    "pass --id NEW to import under another ID, or run \"sessiond rm {}\" first",
-                    self.id.name
-                )));
+                .hint("pass --id NEW to import under another ID"));
             }
         }
         if report.dry_run {

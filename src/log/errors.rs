@@ -4,6 +4,9 @@ use super::read::ReadOutcome;
 use crate::error::{Error, Result};
 use crate::model::{EntryKind, LogId, LogPoint};
 
+/// The hint if not even the first entry is readable.
+pub const NO_UNDAMAGED_ENTRY: &str = "restore the object from a backup, or from an earlier object version if the bucket has versioning";
+
 /// The store has no such log.
 pub fn not_found(id: &LogId) -> Error {
     Error::not_found(format!(
@@ -23,9 +26,6 @@ pub fn removed(id: &LogId, by: EntryKind) -> Error {
         id.name
     ))
 }
-
-/// The hint for a damaged log of which nothing can be restored.
-pub const BACKUP_HINT: &str = "restore the object from a backup or an older version of the bucket";
 
 /// The hint for a damaged log whose undamaged part holds no transcript.
 pub fn history_hint(id: &LogId) -> String {

@@ -109,12 +109,12 @@ impl Fencing {
         if self.table_is_shared {
             tracing::info!(
                 store = store.address(),
-                "the store ignores conditional writes; fencing through the database"
+                "the store ignores conditional creates; fencing through the database"
             );
             return Ok(Fence::Database(self.table.clone()));
         }
         Err(Error::usage(format!(
-            "{} ignores conditional writes, so it cannot fence writers",
+            "{} ignores conditional creates, so it cannot fence writers",
             store.address()
         ))
         .hint("set --index postgres://… to fence through the database, or --fencing off if there is never more than one writer"))

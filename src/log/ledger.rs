@@ -1,4 +1,4 @@
-//! The ledger: a local file per log with its writer and how far each file is uploaded.
+//! The ledger: a local file per log with its writer and how much of each file is uploaded.
 //!
 //! It carries ownership from `restore` to the next `daemon`, and across restarts. It is a cache: if it
 //! is lost, damaged or stale, the log is read instead.

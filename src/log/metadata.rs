@@ -2,7 +2,7 @@
 //!
 //! An update reads the newest version, creates the next one, and then deletes the older ones. If
 //! two updates run at the same time, the losing one finds that its version exists and is applied
-//! again on top of the winner. No update is lost on a store that honors conditional writes. On any
+//! again on top of the winner. No update is lost on a store that honors conditional creates. On any
 //! other store, the later of two concurrent updates replaces the earlier one.
 
 use super::Logs;
@@ -38,7 +38,7 @@ impl Logs {
                 return Ok(None);
             };
             let metadata = codec::metadata::decode(&key, &bytes)
-                .map_err(|error| error.hint(format!("delete the object {key}")))?;
+                .map_err(|error| error.hint(format!("delete the object {key}: the session keeps its log and loses its labels, request ID and TTL")))?;
             Ok(Some(VersionedMetadata { version, metadata }))
         })
         .await

@@ -33,7 +33,7 @@ pub async fn has_conditional_create(store: &dyn Store, rng: &Arc<dyn Rng>) -> Re
     let stored = store
         .get(&keys::probe_record())
         .await
-        .context("read the result of the store probe")?;
+        .context("check whether the store supports conditional creates")?;
     let stored = stored.map(|bytes| decode(&bytes));
     if let Some(Ok(record)) = stored {
         return Ok(record.conditional_create);
@@ -57,7 +57,7 @@ pub async fn has_conditional_create(store: &dyn Store, rng: &Arc<dyn Rng>) -> Re
         // A process without permission to write outside its namespace repeats the probe at each
         // start.
         Err(error) if error.kind() == ErrorKind::Usage => {
-            tracing::debug!(%error, "the result of the store probe is not stored")
+            tracing::debug!(%error, "saving the result of the store test failed")
         }
         put => put.context("store the result of the store probe")?,
     }

@@ -137,7 +137,7 @@ impl SessionRows {
             (None, None) if table == PROJECT => {}
             (None, _) => {
                 return Err(Error::corrupt(format!(
-                    "table {table:?} is not a table of a session"
+                    "table {table:?} does not belong to a session"
                 )));
             }
         }

@@ -55,7 +55,7 @@ impl EntryKind {
 pub struct CoveredRange {
     /// The first `seq`; the last is the header's.
     pub first_seq: Seq,
-    /// SHA-256 of the last entry as stored: the `prev_digest` of the next entry.
+    /// Digest of the last entry: the `prev_digest` of the next entry.
     pub digest: Digest,
     /// Time of the first entry.
     pub first_at: Timestamp,
@@ -89,7 +89,7 @@ pub struct EntryHeader {
     pub writer: WriterId,
     /// Time by the writer's clock; informational, never used for ordering.
     pub at: Timestamp,
-    /// SHA-256 of the previous entry as stored; none for the first.
+    /// Digest of the previous entry; none for the first.
     pub prev_digest: Option<Digest>,
     /// The `seq` of the previous entry, where it is not `seq - 1`: a branch continues the log that
     /// it left, and a number that a dead writer reserved in the database is skipped.

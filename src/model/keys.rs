@@ -9,7 +9,7 @@ const LAYOUT: &str = "v1";
 /// Number of digits of a `seq` in a key: fixed, so that keys sort by number.
 const DIGITS: usize = 12;
 
-/// The result of the probe: whether the store honors conditional writes.
+/// The result of the probe: whether the store honors conditional creates.
 pub fn probe_record() -> String {
     format!("{LAYOUT}/.store.json")
 }

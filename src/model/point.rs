@@ -101,7 +101,7 @@ impl PointSpec {
     pub(crate) fn parse(what: &str, text: &str) -> Result<Self> {
         let text = text.trim();
         let invalid = || {
-            Error::usage(format!("invalid {what} {text:?}")).hint(
+            Error::usage(format!("invalid {what} {text:?}: it is not a point")).hint(
                 "use latest, turn, turn:N, seq:N, a time such as 2026-05-01T12:00:00Z, a day, or the number or name of a checkpoint",
             )
         };
@@ -158,16 +158,21 @@ impl fmt::Display for PointSpec {
 /// Checks the name of a checkpoint: it is part of a key, and must differ from a number.
 pub fn parse_checkpoint_name(text: &str) -> Result<String> {
     let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
-    let is_valid = !text.is_empty()
-        && text.len() <= 64
-        && text.bytes().all(is_allowed)
-        && !text.bytes().all(|byte| byte.is_ascii_digit());
-    let is_reserved = matches!(text, "latest" | "turn" | "." | "..");
-    if is_valid && !is_reserved {
+    let reason = if text.is_empty() {
+        "it is empty"
+    } else if text.len() > 64 {
+        "it is too long"
+    } else if !text.bytes().all(is_allowed) {
+        "it contains a character that is not allowed"
+    } else if text.bytes().all(|byte| byte.is_ascii_digit()) {
+        "it has only digits"
+    } else if matches!(text, "latest" | "turn" | "." | "..") {
+        "it is reserved"
+    } else {
         return Ok(text.to_owned());
-    }
+    };
     Err(
-        Error::usage(format!("invalid checkpoint name {text:?}")).hint(
+        Error::usage(format!("invalid checkpoint name {text:?}: {reason}")).hint(
             "use at most 64 letters, digits, '-', '_' and '.'; not digits only, not latest or turn",
         ),
     )
@@ -178,7 +183,7 @@ impl fmt::Display for LogPoint {
         match self {
             LogPoint::Latest => f.write_str("latest"),
             LogPoint::Seq(seq) => write!(f, "seq:{seq}"),
-            LogPoint::Time(time) => write!(f, "time:{time}"),
+            LogPoint::Time(time) => write!(f, "{time}"),
         }
     }
 }

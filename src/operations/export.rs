@@ -8,7 +8,7 @@ use crate::codec::archive::Manifest;
 use crate::error::{Error, Result};
 use crate::exchange;
 use crate::model::{FileKind, LogId, LogName, PointSpec, RelPath, SessionId};
-use crate::restore::FileAction;
+use crate::restore::{FileAction, Purpose};
 use crate::sessions::point;
 use crate::sys::scratch::ScratchDirectory;
 use crate::wire::Parts;
@@ -51,7 +51,7 @@ async fn fetch(
     scratch: Arc<ScratchDirectory>,
 ) -> Result<(Manifest, Vec<(RelPath, FileKind)>)> {
     let point = point::resolve(&parts.logs, id, point).await?;
-    let report = pull::copy(parts, id, point, scratch).await?;
+    let report = pull::copy_for(Purpose::Export, parts, id, point, scratch).await?;
     let kind = |path: &RelPath| {
         let class = parts.profile.classify(path);
         class.kind().unwrap_or(FileKind::Whole)

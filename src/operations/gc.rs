@@ -95,7 +95,7 @@ pub async fn collect_all(
                 report.collected.push(collected);
             }
             Err(error) if error.kind().is_unreadable() => {
-                tracing::debug!(%error, %id, "leaving an unreadable log unchanged");
+                tracing::debug!(%error, session = %id.name, "leaving an unreadable log unchanged");
                 report.unreadable += 1;
                 outcome.unreadable.get_or_insert(error);
             }
@@ -131,6 +131,6 @@ async fn update_index(parts: &Parts, id: &LogId, collected: &CollectReport) {
         reindex::catch_up(&parts.logs, &*parts.index, &*parts.profile, id).await
     };
     if let Err(error) = update.await {
-        tracing::warn!(%error, %id, "index update failed; run \"sessiond reindex\" to update the index");
+        tracing::warn!(%error, session = %id.name, "the index update failed; run \"sessiond reindex\" to update the index");
     }
 }

@@ -51,6 +51,6 @@ fn open(path: &Path) -> Result<(String, Box<dyn Read>)> {
         Err(cause) if cause.kind() == ErrorKind::NotFound => {
             Err(Error::not_found(format!("{name} does not exist")))
         }
-        Err(cause) => Err(Error::user_path(format!("import {name}"), cause)),
+        Err(cause) => Err(Error::unreadable_file(format!("import {name}"), cause)),
     }
 }

@@ -16,7 +16,7 @@ const RECORD_TIMEOUT: Duration = Duration::from_secs(3);
 /// Reads the new entries of a log into the index.
 pub async fn update(parts: &Parts, id: &LogId) {
     if let Err(error) = reindex::catch_up(&parts.logs, &*parts.index, &*parts.profile, id).await {
-        tracing::warn!(%error, "index update failed; the next daemon or command that reads the session updates the index, or run \"sessiond reindex\"");
+        tracing::warn!(%error, "the index update failed; the next daemon or command that reads the session updates the index, or run \"sessiond reindex\"");
     }
 }
 
@@ -53,7 +53,7 @@ pub async fn try_add_missing(parts: &Parts, id: &LogId) -> Result<()> {
 /// Reads the named checkpoints of a session into the index.
 pub async fn update_checkpoints(parts: &Parts, id: &LogId) {
     if let Err(error) = reindex::update_named_checkpoints(&parts.logs, &*parts.index, id).await {
-        tracing::warn!(%error, "index update failed; run \"sessiond reindex\" to update the index");
+        tracing::warn!(%error, "the index update failed; run \"sessiond reindex\" to update the index");
     }
 }
 
@@ -80,7 +80,7 @@ pub async fn record_claims(parts: &Parts, restored: &[Restored]) {
             }
             Ok(Ok(_)) => {}
             Ok(Err(error)) => {
-                tracing::warn!(%error, "index update failed; the daemon updates the index later");
+                tracing::warn!(%error, "the index update failed; the daemon will update the index later");
                 return;
             }
             Err(_) => {

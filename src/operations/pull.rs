@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::log::errors;
 use crate::model::{LogId, PointSpec, RelPath, ResolvedPoint, ToolCall, WriterId, keys};
 use crate::restore::repair::RepairedFile;
-use crate::restore::{self, Options, RestoreContext, RestoreReport};
+use crate::restore::{self, Options, Purpose, RestoreContext, RestoreReport};
 use crate::sessions::point;
 use crate::store::{Store, list_dirs, list_objects};
 use crate::sys::{Directory, Disk, STATE_DIR};
@@ -90,6 +90,7 @@ pub async fn pull(
                 _ => point::resolve(&parts.logs, id, &point).await?,
             };
             let options = Options {
+                purpose: Purpose::Pull,
                 point,
                 branch,
                 repair,
@@ -107,7 +108,19 @@ pub async fn copy(
     point: ResolvedPoint,
     directory: Arc<dyn Directory>,
 ) -> Result<RestoreReport> {
+    copy_for(Purpose::Pull, parts, id, point, directory).await
+}
+
+/// Copies the files for a command, which errors name.
+pub(super) async fn copy_for(
+    purpose: Purpose,
+    parts: &Parts,
+    id: &LogId,
+    point: ResolvedPoint,
+    directory: Arc<dyn Directory>,
+) -> Result<RestoreReport> {
     let options = Options {
+        purpose,
         point,
         ..Options::default()
     };

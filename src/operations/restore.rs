@@ -19,7 +19,7 @@ use crate::mirror::UpdateMode;
 use crate::model::{LogId, LogName, PointSpec, ResolvedPoint, Version};
 use crate::restore::inline::{self, InlineSession};
 use crate::restore::{
-    Options, RestoreContext, RestoreReport, Restored, TargetProject, restore,
+    Options, Purpose, RestoreContext, RestoreReport, Restored, TargetProject, restore,
     restore_with_projects, write_root_file,
 };
 use crate::sessions::find::{self, SessionSelector};
@@ -350,7 +350,9 @@ impl RestoreService {
     async fn restore_session(&self, id: &LogId, request: &RestoreRequest) -> Result<Outcome> {
         let salvage = request.salvage || request.fallback.is_some();
         let logs = &self.parts.logs;
-        let point = point::resolve_in(logs, id, &request.point, salvage).await?;
+        let point = point::resolve_in(logs, id, &request.point, salvage)
+            .await
+            .map_err(|error| with_salvage_hint(id, error))?;
         let mut history = None;
         if let Some(max) = &request.max_agent_version
             && !id.name.is_project()
@@ -461,9 +463,9 @@ impl RestoreService {
         };
         if history.visitor.shown_count() == 0 {
             let is_futile = cause.hint_text() == Some(errors::history_hint(id).as_str());
-            let error = cause.context("write the history text, because no message is readable");
+            let error = cause.context("write the history text: no message is readable");
             return Err(match is_futile {
-                true => Error::corrupt(error.to_string()).hint(errors::BACKUP_HINT),
+                true => Error::corrupt(error.to_string()).hint(errors::NO_UNDAMAGED_ENTRY),
                 false => error,
             });
         }
@@ -489,6 +491,7 @@ impl RestoreService {
 
     fn options(&self, request: &RestoreRequest, point: ResolvedPoint) -> Options {
         Options {
+            purpose: Purpose::Restore,
             point,
             is_last_turn: request.point == PointSpec::Turn(None),
             branch: None,
@@ -500,6 +503,17 @@ impl RestoreService {
             claim: true,
             owner: self.owner,
         }
+    }
+}
+
+/// Adds a hint to an error about damage that was found while a point was resolved.
+fn with_salvage_hint(id: &LogId, error: Error) -> Error {
+    match error.kind() {
+        ErrorKind::Corrupt => error.hint(format!(
+            "run \"sessiond restore {} --salvage\" to restore the entries before the damage",
+            id.name
+        )),
+        _ => error,
     }
 }
 

@@ -85,7 +85,7 @@ pub(super) async fn take_over(
     ledger.log_writer = log_writer;
     if let Err(error) = ledger.save(&*context.directory, true) {
         // The ledger from before the claim exists: the daemon finds the claim, and claims again.
-        tracing::warn!(%error, "saving the ledger failed; the daemon claims the log again");
+        tracing::warn!(%error, "saving the ledger failed; the next daemon will claim the log again");
     }
     Ok(Some(restored))
 }

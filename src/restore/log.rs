@@ -8,7 +8,7 @@ use tracing::Instrument;
 use tracing::field::{Empty, display};
 
 use super::claim::{LogEnd, Takeover, take_over};
-use super::options::{Options, RestoreContext};
+use super::options::{Options, Purpose, RestoreContext};
 use super::plan::{self, FilePlan, LedgerState};
 use super::project;
 use super::report::{RestoreReport, Restored};
@@ -20,7 +20,7 @@ use crate::log::read::{ReadOptions, ReadOutcome};
 use crate::log::writer::WriteTarget;
 use crate::log::{errors, race, segments};
 use crate::model::{
-    FileKind, FileStat, FileState, LogId, LogPoint, RelPath, ResolvedPoint, ToolCall, WriterId,
+    FileKind, FileStat, FileState, LogId, LogPoint, RelPath, ResolvedPoint, Seq, ToolCall, WriterId,
 };
 use crate::store::Store;
 use crate::sys::{Directory, STATE_DIR, TRACE_TARGET};
@@ -31,7 +31,8 @@ pub async fn restore(context: &RestoreContext, id: &LogId, options: &Options) ->
         let prepared = prepare(context, id, options).await?;
         prepared.finish(context, id).await
     });
-    let attempts = async { attempts.await.with_context(|| format!("restore {id}")) };
+    let command = options.purpose.as_str();
+    let attempts = async { attempts.await.with_context(|| format!("{command} {id}")) };
     traced(id, attempts, |restored| &restored.report).await
 }
 
@@ -166,7 +167,7 @@ async fn check_branch(context: &RestoreContext, id: &LogId, writer: &WriterId) -
         format!("its branches are {}", known.join(", "))
     };
     Err(Error::not_found(format!(
-        "{id} has no branch {writer}: {known}"
+        "{id} has no branch {writer}; {known}"
     )))
 }
 
@@ -192,7 +193,7 @@ async fn read_point<'a>(
             .await?;
         let error = match (read.damage.take(), salvaged.take()) {
             (None, Some(error)) if !is_resumable(context, id, &read) => {
-                return Err(with_damage_hint(context, id, &read, error));
+                return Err(with_damage_hint(context, id, &read, error, options));
             }
             (None, Some(error)) => {
                 tracing::warn!(%error, undamaged_to = read.seq, head = read.head, "the log is damaged; restoring the undamaged part");
@@ -203,7 +204,7 @@ async fn read_point<'a>(
             (Some(error), None) => error,
         };
         if !options.salvage || read.seq == 0 {
-            return Err(with_damage_hint(context, id, &read, error));
+            return Err(with_damage_hint(context, id, &read, error, options));
         }
         at = LogPoint::Seq(read.seq);
         salvaged = Some(error);
@@ -230,6 +231,7 @@ fn with_damage_hint(
     id: &LogId,
     read: &ReadOutcome<FileAssembler<'_>>,
     error: Error,
+    options: &Options,
 ) -> Error {
     let hint = error.hint_text().map(str::to_owned);
     let error = match read.redundant_damage.as_slice() {
@@ -237,13 +239,35 @@ fn with_damage_hint(
         others => Error::corrupt(format!("{error}; also damaged: {}", others.join("; "))),
     };
     error.hint(hint.unwrap_or_else(|| match read.seq {
-        0 => errors::BACKUP_HINT.to_owned(),
-        _ if !is_resumable(context, id, read) => errors::history_hint(id),
-        seq => format!(
-            "run \"sessiond restore {} --salvage\" to restore up to entry {seq} of {}",
-            id.name, read.head
-        ),
+        0 => errors::NO_UNDAMAGED_ENTRY.to_owned(),
+        _ if options.purpose == Purpose::Restore && !is_resumable(context, id, read) => {
+            errors::history_hint(id)
+        }
+        seq => undamaged_part_hint(id, seq, read.head, options),
     }))
+}
+
+/// How to get the entries before the damage. Only a restore may suggest a command that claims the
+/// log.
+fn undamaged_part_hint(id: &LogId, seq: Seq, head: Seq, options: &Options) -> String {
+    let name = &id.name;
+    if options.purpose == Purpose::Restore {
+        return format!(
+            "run \"sessiond restore {name} --salvage\" to restore up to entry {seq} of {head}"
+        );
+    }
+    if options.purpose == Purpose::Export {
+        return format!(
+            "run \"sessiond export {name} --at seq:{seq} -o FILE\" to export up to entry {seq} of {head}"
+        );
+    }
+    let branch = match &options.branch {
+        Some(writer) => format!(" --branch {writer}"),
+        None => String::new(),
+    };
+    format!(
+        "run \"sessiond pull {name}{branch} --at seq:{seq}\" to fetch up to entry {seq} of {head}"
+    )
 }
 
 /// Reads the end of the log, after which the claim is written.

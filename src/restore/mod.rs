@@ -16,7 +16,7 @@ mod session;
 mod write;
 
 pub use log::restore;
-pub use options::{Options, RestoreContext, TargetProject};
+pub use options::{Options, Purpose, RestoreContext, TargetProject};
 pub use plan::{FileAction, FilePlan};
 pub use project::{find_project, write_root_file};
 pub use report::{RestoreReport, Restored};

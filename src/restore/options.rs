@@ -28,9 +28,34 @@ pub struct TargetProject {
     pub root: PathBuf,
 }
 
+/// The command that reads a log. Errors and hints name it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Purpose {
+    /// A restore, which claims the log.
+    #[default]
+    Restore,
+    /// A copy in a directory.
+    Pull,
+    /// An archive file.
+    Export,
+}
+
+impl Purpose {
+    /// The name of the command.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Purpose::Restore => "restore",
+            Purpose::Pull => "pull",
+            Purpose::Export => "export",
+        }
+    }
+}
+
 /// How to restore a log.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
+    /// The command.
+    pub purpose: Purpose,
     /// The point to restore.
     pub point: ResolvedPoint,
     /// Whether the point is the last complete turn. If this volume continued from it, its files are

@@ -124,6 +124,11 @@ impl FilePlan {
         self.local_path != self.path && self.local.is_some()
     }
 
+    /// Whether the local file only gets another path.
+    pub fn is_only_moved(&self) -> bool {
+        self.action == FileAction::Keep && self.is_moved()
+    }
+
     /// The cursor of a file that is kept: after the bytes that the log holds.
     pub(super) fn kept_cursor(&self, ledger: Option<&Ledger>) -> Option<FileCursor> {
         let stored = self.cursor.clone().map(|mut cursor| {
@@ -249,7 +254,7 @@ fn compare_files<'f>(
                 || cause.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error());
             if is_obstructed {
                 Error::conflict(format!("{path} is a symbolic link or a directory"))
-                    .hint(format!("move {path} away, then restore again"))
+                    .hint(format!("move {path} away, then run the command again"))
             } else {
                 Error::io(format!("compare {path}"), cause)
             }
@@ -392,12 +397,17 @@ pub(super) fn check_conflicts(id: &LogId, files: &[FilePlan], options: &Options)
         1 => "a local file differs",
         _ => "local files differ",
     };
-    let error = Error::conflict(format!("{differ} from {id}: {listed}{more}"));
-    Err(error.hint(if options.claim {
-        "use --force to move local files to .sessiond/aside, or --to DIR to restore elsewhere; nothing was changed"
+    let error = Error::conflict(format!(
+        "{differ} from {id}: {listed}{more}; nothing was changed"
+    ));
+    Err(if options.claim {
+        error.hint(format!(
+            "use --force to move the local files to .sessiond/aside, or run \"sessiond restore {} --to DIR\" to restore into another directory",
+            id.name
+        ))
     } else {
-        "choose an empty directory with --to; nothing was changed"
-    }))
+        error.hint("choose an empty directory with --to")
+    })
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Repairs restored transcripts: removes torn, glued and empty lines.
+//! Repairs restored transcripts: removes damaged bytes, and splits records that share a line.
 //!
 //! Owns what counts as damage and what replaces it. The log is never changed: it keeps every byte,
 //! and a repaired file is uploaded again from the first difference.
@@ -31,7 +31,7 @@ pub enum LineDamage {
     /// The start of a record, with another record written after it. The start is removed.
     TornRecord,
     /// Several records on one line. Each gets its own line.
-    GluedRecords,
+    JoinedRecords,
     /// A line without a record. It is removed.
     InvalidLine,
     /// A last record without a newline. The newline is added.
@@ -179,7 +179,7 @@ impl LineRepairer<'_> {
             }
         }
         if records.len() > 1 {
-            self.record(LineDamage::GluedRecords, records.len() - 1);
+            self.record(LineDamage::JoinedRecords, records.len() - 1);
         }
         for record in records {
             out.extend_from_slice(record);
@@ -420,7 +420,7 @@ mod tests {
             (
                 format!("{line}{GOOD}{GOOD}\n"),
                 line.repeat(3),
-                vec![(2, LineDamage::GluedRecords, 1)],
+                vec![(2, LineDamage::JoinedRecords, 1)],
             ),
             (
                 format!("{line}{torn}\n{line}"),
@@ -432,7 +432,7 @@ mod tests {
                 line.repeat(3),
                 vec![
                     (2, LineDamage::TornRecord, 40),
-                    (2, LineDamage::GluedRecords, 1),
+                    (2, LineDamage::JoinedRecords, 1),
                 ],
             ),
             // A record of an unknown kind.

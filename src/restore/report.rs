@@ -98,13 +98,13 @@ impl RestoreReport {
         in_log(&self.files).count()
     }
 
-    /// Length of the files that are kept.
-    pub fn kept_bytes(&self) -> u64 {
-        let kept = self
+    /// Length of the files that are kept in their place.
+    pub fn unchanged_bytes(&self) -> u64 {
+        let unchanged = self
             .files
             .iter()
-            .filter(|file| file.action == FileAction::Keep);
-        kept.map(|file| file.bytes).sum()
+            .filter(|file| file.action == FileAction::Keep && !file.is_only_moved());
+        unchanged.map(|file| file.bytes).sum()
     }
 }
 

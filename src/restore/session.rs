@@ -31,7 +31,8 @@ pub async fn restore_with_projects(
         .await;
         Ok(restored?.map(|restored| (restored, projects)))
     });
-    let attempts = async { attempts.await.with_context(|| format!("restore {id}")) };
+    let command = options.purpose.as_str();
+    let attempts = async { attempts.await.with_context(|| format!("{command} {id}")) };
     traced(id, attempts, |(restored, _)| &restored.report).await
 }
 

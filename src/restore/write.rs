@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::log::assemble::{FileAssembler, StagedFile};
 use crate::log::ledger::{FileCursor, Ledger};
 use crate::model::{FileKind, FileState, RelPath};
-use crate::sys::{Directory, FileAttributes, STATE_DIR};
+use crate::sys::{BlockedPath, Directory, FileAttributes, STATE_DIR};
 
 /// Writes the files of a report and returns their cursors. Transcripts come last, so that the files
 /// they refer to exist first.
@@ -136,9 +136,13 @@ impl FileWriter<'_> {
         let failed = |cause: std::io::Error| {
             let phrase = format!("write {}", plan.path);
             match cause.kind() {
-                ErrorKind::NotADirectory | ErrorKind::AlreadyExists => Error::conflict(phrase)
-                    .caused_by(cause)
-                    .hint(format!("move {} away, then restore again", plan.path)),
+                ErrorKind::NotADirectory | ErrorKind::AlreadyExists => {
+                    let blocked = BlockedPath::of(&cause)
+                        .map_or_else(|| plan.path.to_string(), |path| path.display().to_string());
+                    Error::conflict(phrase)
+                        .caused_by(cause)
+                        .hint(format!("move {blocked} away, then run the command again"))
+                }
                 _ => Error::io(phrase, cause),
             }
         };

@@ -213,7 +213,7 @@ async fn has_request_id(logs: &Logs, id: &LogId, request_id: &str) -> Result<boo
     match logs.metadata(id).await {
         Ok(current) => Ok(current.metadata.request_id.as_deref() == Some(request_id)),
         Err(error) if error.kind() == ErrorKind::Corrupt => {
-            tracing::warn!(%error, %id, "skipping a session with damaged metadata");
+            tracing::warn!(%error, session = %id.name, "skipping a session with damaged metadata");
             Ok(false)
         }
         Err(error) => Err(error),

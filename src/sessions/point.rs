@@ -7,7 +7,7 @@ use jiff::Timestamp;
 
 use crate::agent::Profile;
 use crate::codec::pin::NamedCheckpoint;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::log::read::ReadOptions;
 use crate::log::segments::{Granularity, Segment, select_segments};
 use crate::log::state::LogState;
@@ -22,11 +22,23 @@ const MAX_ORIGINS: usize = 100;
 
 /// Resolves a point. In a damaged log, only numbered points before the damage can be resolved.
 pub async fn resolve(logs: &Logs, id: &LogId, point: &PointSpec) -> Result<ResolvedPoint> {
-    resolve_in(logs, id, point, false).await
+    let resolved = resolve_in(logs, id, point, false).await;
+    resolved.map_err(|error| with_verify_hint(id, error))
 }
 
-/// Resolves a point. With `salvage`, the last turn of a damaged log is the last one before the
-/// damage.
+/// Adds a hint for a reader that must not claim the session.
+fn with_verify_hint(id: &LogId, error: Error) -> Error {
+    match error.kind() {
+        ErrorKind::Corrupt => error.hint(format!(
+            "run \"sessiond verify {}\" to see which point can be restored",
+            id.name
+        )),
+        _ => error,
+    }
+}
+
+/// Resolves a point for a restore. With `salvage`, the last turn of a damaged log is the last one
+/// before the damage. The caller adds a hint to an error about damage.
 pub async fn resolve_in(
     logs: &Logs,
     id: &LogId,
@@ -187,7 +199,7 @@ pub async fn list(logs: &Logs, id: &LogId) -> Result<Checkpoints> {
     Ok(Checkpoints {
         all: state.checkpoints,
         named: logs.named_checkpoints(id).await?,
-        damage,
+        damage: damage.map(|error| with_verify_hint(id, error)),
     })
 }
 
@@ -262,14 +274,13 @@ async fn read_state(logs: &Logs, id: &LogId) -> Result<(LogState, Option<Error>)
     if read.head == 0 {
         return Err(errors::not_found(id));
     }
-    let hint = match read.seq {
-        0 => errors::BACKUP_HINT.to_owned(),
-        seq => format!(
-            "run \"sessiond restore {} --salvage\" to restore up to entry {seq} of {}",
-            id.name, read.head
-        ),
+    let damage = match read.seq {
+        0 => read
+            .damage
+            .map(|error| error.hint(errors::NO_UNDAMAGED_ENTRY)),
+        _ => read.damage,
     };
-    Ok((read.sink, read.damage.map(|damage| damage.hint(hint))))
+    Ok((read.sink, damage))
 }
 
 /// The first `seq` at or after `seq` that can still be read. Transcripts only grow, so a reader
@@ -314,7 +325,7 @@ async fn no_point(logs: &Logs, id: &LogId, point: &PointSpec) -> Error {
     }
     match list(logs, id).await {
         Ok(Checkpoints { all, named, .. }) if all.is_empty() && named.is_empty() => {
-            error.hint("use latest, seq:N or a time: the session has no complete turn yet")
+            error.hint("use latest, seq:N or a time such as 2026-05-01T12:00:00Z; the session has no complete turn")
         }
         Ok(_) => error.hint(format!(
             "run \"sessiond checkpoints {}\" to list its turns and checkpoints",

@@ -168,7 +168,7 @@ fn encrypt(body: &[u8], recipients: &[age::x25519::Recipient]) -> Result<Bytes> 
 
 fn decrypt(stored: &[u8], identities: &[&Identity]) -> Result<Vec<u8>> {
     let damaged = |cause: &dyn std::fmt::Display| {
-        Error::corrupt(format!("its encryption is damaged: {cause}"))
+        Error::corrupt(format!("the encrypted object is damaged: {cause}"))
     };
     let decryptor = Decryptor::new(stored).map_err(|cause| match cause {
         DecryptError::Io(cause) if cause.kind() == std::io::ErrorKind::UnexpectedEof => {

@@ -48,12 +48,12 @@ impl FileStore {
         match fs::metadata(&absolute) {
             Ok(found) if !found.is_dir() => {
                 return Err(Error::usage("it is not a directory")
-                    .hint("give a directory, such as file:///var/lib/sessiond"));
+                    .hint("specify a directory, such as file:///var/lib/sessiond"));
             }
             Ok(_) => {}
             Err(cause) if cause.kind() == ErrorKind::NotADirectory => {
                 return Err(Error::usage("a component of its path is a file")
-                    .hint("give a directory, such as file:///var/lib/sessiond"));
+                    .hint("specify a directory, such as file:///var/lib/sessiond"));
             }
             Err(cause) if cause.kind() == ErrorKind::NotFound => {
                 make_dirs(&absolute)

@@ -2,7 +2,7 @@
 //!
 //! Owns the contract that the log depends on, the back ends, and the decorators that all back ends
 //! share. Does not own keys (`model/keys.rs`), retries of a flush (`capture`), or the probe for
-//! conditional writes (`log/probe.rs`).
+//! conditional creates (`log/probe.rs`).
 
 pub mod encrypted;
 pub mod file;

@@ -3,7 +3,9 @@
 //!
 //! The simulation implements it in memory.
 
+use std::fmt;
 use std::io;
+use std::path::{Path, PathBuf};
 
 use crate::model::{FileStat, RelPath};
 
@@ -58,6 +60,41 @@ pub trait OpenFile: Send {
     /// Reads from `offset`; returns 0 at the end.
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize>;
 }
+
+/// Something other than the expected file or directory is at a path.
+#[derive(Debug)]
+pub struct BlockedPath {
+    path: PathBuf,
+    expected: &'static str,
+}
+
+impl BlockedPath {
+    /// A file or a link is in the place of a directory.
+    pub fn not_a_directory(path: PathBuf) -> io::Error {
+        let expected = "directory";
+        io::Error::new(io::ErrorKind::NotADirectory, BlockedPath { path, expected })
+    }
+
+    /// A directory or a link is in the place of a file.
+    pub fn not_a_file(path: PathBuf) -> io::Error {
+        let expected = "regular file";
+        io::Error::new(io::ErrorKind::AlreadyExists, BlockedPath { path, expected })
+    }
+
+    /// The path, if the error has this cause.
+    pub fn of(error: &io::Error) -> Option<&Path> {
+        let cause = error.get_ref()?.downcast_ref::<BlockedPath>()?;
+        Some(&cause.path)
+    }
+}
+
+impl fmt::Display for BlockedPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} is not a {}", self.path.display(), self.expected)
+    }
+}
+
+impl std::error::Error for BlockedPath {}
 
 /// A directory.
 ///

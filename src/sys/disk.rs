@@ -11,7 +11,7 @@ use rustix::fs::OFlags;
 
 use crate::model::{FileStat, RelPath};
 use crate::sys::atomic_file::AtomicFile;
-use crate::sys::{Directory, FileAttributes, Item, ItemKind, OpenFile, Owner};
+use crate::sys::{BlockedPath, Directory, FileAttributes, Item, ItemKind, OpenFile, Owner};
 
 /// Up to this many files or directories are synced one by one, and more than that with one sync of
 /// the file system. Each sync of a file waits for the disk (about 1 ms on a cloud volume). A sync of
@@ -105,10 +105,7 @@ impl Disk {
             match fs::symlink_metadata(&directory) {
                 Ok(found) if found.is_dir() => {}
                 Ok(_) => {
-                    return Err(io::Error::new(
-                        io::ErrorKind::NotADirectory,
-                        format!("{} is not a directory", directory.display()),
-                    ));
+                    return Err(BlockedPath::not_a_directory(directory));
                 }
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
                     create_directory(&directory, owner)?
@@ -321,10 +318,7 @@ impl Directory for Disk {
         self.create_parents(to, owner)?;
         let target = self.path(to);
         if fs::symlink_metadata(&target).is_ok_and(|found| !found.is_file()) {
-            return Err(io::Error::new(
-                io::ErrorKind::AlreadyExists,
-                format!("{} is not a regular file", target.display()),
-            ));
+            return Err(BlockedPath::not_a_file(target));
         }
         match fs::rename(self.path(from), &target) {
             Err(error) if error.kind() == io::ErrorKind::CrossesDevices => {

@@ -23,7 +23,7 @@ pub use atomic_file::AtomicFile;
 pub use backoff::Backoff;
 pub use clock::{Clock, Rng, SystemClock, SystemRng};
 pub use counters::{Counters, Operation};
-pub use directory::{Directory, FileAttributes, Item, ItemKind, OpenFile, Owner};
+pub use directory::{BlockedPath, Directory, FileAttributes, Item, ItemKind, OpenFile, Owner};
 pub use disk::Disk;
 pub use progress::Progress;
 

@@ -133,7 +133,7 @@ pub async fn collect(
     collector
         .run(now, dry_run)
         .await
-        .with_context(|| format!("collect {id}"))
+        .with_context(|| format!("clean up {id}"))
 }
 
 struct LogCollector<'a> {

@@ -201,7 +201,7 @@ async fn update_metadata(logs: &Logs, index: &dyn Index, id: &LogId) -> Result<(
         }
         // The other rows do not depend on the metadata.
         Err(error) if error.kind() == ErrorKind::Corrupt => {
-            tracing::warn!(%error, %id, "the metadata of the session is damaged and was not indexed");
+            tracing::warn!(%error, session = %id.name, "the metadata of the session is damaged and was not indexed");
             Ok(())
         }
         Err(error) => Err(error),

@@ -43,6 +43,15 @@ impl StatusChange {
         }
     }
 
+    /// The status that the change leads to.
+    fn target(self) -> SessionStatus {
+        match self {
+            StatusChange::Close => SessionStatus::Completed,
+            StatusChange::Archive => SessionStatus::Archived,
+            StatusChange::Reopen => SessionStatus::Active,
+        }
+    }
+
     /// The status after the change; none if the change is invalid for this status. Pure.
     fn apply_to(self, status: SessionStatus) -> Option<NewStatus> {
         match (self, status) {
@@ -58,6 +67,13 @@ impl StatusChange {
             _ => None,
         }
     }
+
+    /// The change that makes this one valid. Pure.
+    fn prerequisite(self, status: SessionStatus) -> Option<StatusChange> {
+        StatusChange::ALL.into_iter().find(|first| {
+            first.apply_to(status).is_some() && self.apply_to(first.target()).is_some()
+        })
+    }
 }
 
 /// Changes the status, and returns the new one. A session that grows becomes active again.
@@ -65,6 +81,9 @@ pub async fn change_status(logs: &Logs, id: &LogId, change: StatusChange) -> Res
     let raw_bytes = raw_bytes(logs, id).await?;
     let update = logs.update_metadata(id, |current| {
         let status = current.status(raw_bytes);
+        if status == change.target() {
+            return Ok(current.clone());
+        }
         let closed = match change.apply_to(status) {
             Some(NewStatus::Active) => None,
             Some(NewStatus::Closed(status)) => Some(Closed { status, raw_bytes }),
@@ -94,17 +113,15 @@ pub(super) async fn raw_bytes(logs: &Logs, id: &LogId) -> Result<u64> {
 }
 
 fn invalid_change(id: &LogId, change: StatusChange, status: SessionStatus) -> Error {
-    let valid: Vec<String> = StatusChange::ALL
-        .iter()
-        .filter(|other| other.apply_to(status).is_some())
-        .map(|other| format!("\"sessiond {} {}\"", other.as_str(), id.name))
-        .collect();
     let error = Error::conflict(format!("the session is {status}"))
         .context(format!("{} {id}", change.as_str()));
-    if valid.is_empty() {
-        error.hint("wait for the first upload: it makes the session active")
-    } else {
-        error.hint(format!("run {} instead", valid.join(" or ")))
+    match change.prerequisite(status) {
+        Some(first) => error.hint(format!(
+            "run \"sessiond {} {}\" first",
+            first.as_str(),
+            id.name
+        )),
+        None => error.hint("wait for the first upload: it makes the session active"),
     }
 }
 
@@ -128,5 +145,20 @@ mod tests {
             [StatusChange::Archive, StatusChange::Reopen]
         );
         assert_eq!(allowed(Archived), [StatusChange::Reopen]);
+    }
+
+    #[test]
+    fn an_invalid_change_names_the_one_that_comes_first() {
+        use SessionStatus::{Active, Archived, Created};
+        let first = |change: StatusChange, status| change.prerequisite(status);
+        assert_eq!(
+            first(StatusChange::Archive, Active),
+            Some(StatusChange::Close)
+        );
+        assert_eq!(
+            first(StatusChange::Close, Archived),
+            Some(StatusChange::Reopen)
+        );
+        assert_eq!(first(StatusChange::Close, Created), None);
     }
 }

@@ -385,7 +385,7 @@ fn a_missing_or_wrong_key_is_reported_and_changes_nothing() {
         // Whatever its age: `gc` deletes nothing that it cannot read.
         backend
             .run(&other, &["gc", "--ttl", "0s", "--history", "0s"])
-            .fails(11, "cannot collect 1 of 1 log", "--identity");
+            .fails(11, "cannot clean up 1 of 1 log", "--identity");
         backend
             .run(&other, &["run", "--session", "s1", "--", "true"])
             .fails(8, why, "--identity");
@@ -436,9 +436,11 @@ fn a_writer_without_an_identity_continues_after_a_crash() {
     std::fs::remove_dir_all(home.home().join(".claude/.sessiond")).unwrap();
     let mut daemon = backend.daemon(&home, &[]);
     append(&transcript(&home, "s1"), conversation(5));
-    backend
-        .run(&home, &["flush", "--wait"])
-        .fails(4, "it is durable on branch", "--branch");
+    backend.run(&home, &["flush", "--wait"]).fails(
+        4,
+        "the latest bytes are durable on branch",
+        "--branch",
+    );
     daemon.kill();
     backend.with(None, &[&key]);
     let row = backend.run(&home, &["inspect", "s1", "--json"]).ok().out();
@@ -655,7 +657,7 @@ fn gc_with_some_of_the_keys_never_makes_a_session_unreadable_to_others() {
     let elsewhere = TempHome::new();
     backend.run(&elsewhere, &["gc", "--history", "0s"]).fails(
         11,
-        "encrypted to other recipients too",
+        "also encrypted to other recipients",
         "--encrypt-to",
     );
     assert_eq!(entries(&backend), before);
@@ -767,7 +769,7 @@ fn damage_in_an_encrypted_object_is_reported_as_damage() {
         std::fs::write(&entry, bytes).unwrap();
         let ran = backend.run(&TempHome::new(), &["restore", "s1"]).fails(
             6,
-            "its encryption is damaged",
+            "the encrypted object is damaged",
             "--fallback history",
         );
         assert!(
@@ -832,7 +834,11 @@ fn contradicting_encryption_settings_are_rejected_and_doctor_reports_them() {
             &home,
             &["ls", "--encrypt-to", &key.recipient, "--index-text"],
         )
-        .fails(2, "unencrypted in the index", "--index-text");
+        .fails(
+            2,
+            "the index would store message texts unencrypted",
+            "--index-text",
+        );
     let secret = std::fs::read_to_string(&key.file)
         .unwrap()
         .lines()

@@ -282,7 +282,7 @@ fn an_invalid_archive_is_rejected_and_nothing_is_written() {
         .fails(3, "does not exist", "sessiond ls");
     backend
         .run(&home, &["export", "s1", "-o", "missing/x"])
-        .fails(2, "write missing/x", "a directory to write into");
+        .fails(2, "write missing/x", "create the directory first");
 }
 
 /// The store fails during an import; a repeated import continues.
@@ -380,7 +380,7 @@ fn restore_from_env_never_overwrites_differing_files(backend: Backend) {
     let there = TempHome::new();
     let output = from_env(&there, "s1", &blob, &[]).ok().out();
     assert!(
-        output.contains("resume with s1") && output.contains("partial line"),
+        output.contains("resume with session ID s1") && output.contains("partial line"),
         "{output}"
     );
     let (root, copy) = (home.home().join(".claude"), there.home().join(".claude"));

@@ -1,6 +1,6 @@
 //! Single writer: two writers of one session never interleave, the loser loses nothing, and neither
 //! a lost reply nor a crash is mistaken for a second writer. Runs on a directory, on a bucket, and
-//! on a bucket that ignores conditional writes.
+//! on a bucket that ignores conditional creates.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -90,7 +90,7 @@ async fn the_store_is_probed_once_and_the_result_is_correct() {
             let error = chosen.err().unwrap();
             assert_eq!(error.kind(), ErrorKind::Usage);
             assert!(
-                error.to_string().contains("ignores conditional writes"),
+                error.to_string().contains("ignores conditional creates"),
                 "{error}"
             );
             assert!(error.hint_text().unwrap().contains("--fencing off"));
@@ -142,7 +142,7 @@ fn a_store_that_cannot_fence_is_rejected_before_streaming() {
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{text}");
     assert!(
-        text.contains("ignores conditional writes") && text.contains("--fencing off"),
+        text.contains("ignores conditional creates") && text.contains("--fencing off"),
         "{text}"
     );
 }

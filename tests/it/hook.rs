@@ -373,7 +373,10 @@ fn the_hook_reports_a_takeover() {
     backend.run(&TempHome::new(), &["restore", SESSION]).ok();
     append(&transcript(&home), lines().concat());
     let (stderr, _) = hook(&backend, &home, &[], &event(&home, "09-Stop.json"));
-    assert!(stderr.contains("it is durable on branch"), "{stderr}");
+    assert!(
+        stderr.contains("the latest bytes are durable on branch"),
+        "{stderr}"
+    );
 }
 
 #[test]

@@ -1097,7 +1097,7 @@ fn the_program_lists_searches_and_counts(backend: Backend) {
     assert_eq!(none["messages"].as_array().unwrap().len(), 0);
     backend
         .run(&home, &["messages", &session, "--cursor", "x"])
-        .fails(2, "cursor", "previous page");
+        .fails(2, "cursor", "next page");
     backend
         .run(&home, &["messages", &session, "--since", "soon"])
         .fails(2, "--since", "2026-05-01");

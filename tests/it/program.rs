@@ -55,7 +55,7 @@ fn stream_kill_restore_in_a_new_home_is_byte_equal(backend: Backend) {
 
     let other = TempHome::new();
     let said = backend.run(&other, &["restore", "s1"]).ok().out();
-    assert!(said.contains("resume with s1"), "{said}");
+    assert!(said.contains("resume with session ID s1"), "{said}");
     let there = other.home().join(".claude");
     for path in [
         "projects/-work-app/s1.jsonl",
@@ -86,7 +86,7 @@ fn stream_kill_restore_in_a_new_home_is_byte_equal(backend: Backend) {
     let entry: u64 = said
         .split("at entry ")
         .nth(1)
-        .and_then(|rest| rest.split(':').next()?.parse().ok())
+        .and_then(|rest| rest.split(' ').next()?.parse().ok())
         .unwrap();
     let mut daemon = backend.daemon(&other, &[]);
     let row = || backend.run(&other, &["ls", "--json"]).ok().json()["sessions"][0].clone();
@@ -501,7 +501,7 @@ fn a_restore_does_not_change_which_session_is_the_latest(mut backend: Backend) {
     for session in ["older", "newer"] {
         append(&transcript(&home, session), LINE);
         backend
-            .run(&home, &["run", "--request-id", "job", "--", "true"])
+            .run(&home, &["run", "--request", "job", "--", "true"])
             .ok();
     }
     let times = |backend: &Backend| {
@@ -559,9 +559,9 @@ fn a_restore_on_its_own_volume_reports_what_the_log_holds() {
     );
     let said = backend.run(&home, &["restore", "s1"]).ok().out();
     let expected = format!(
-        "0 files written (0 B), 1 kept ({} B), in {}\n  the log holds 1 file ({stored} B); {stored} B of kept files are not in the log yet\n",
-        2 * stored,
-        home.home().join(".claude").display()
+        " to {}: 0 files written (0 B), 1 unchanged ({} B)\n  the log holds 1 file ({stored} B); {stored} B of local files are not in the log yet\n",
+        home.home().join(".claude").display(),
+        2 * stored
     );
     assert!(said.contains(&expected), "{said}");
     // The same without a ledger, where the files are compared with the log.
@@ -576,7 +576,7 @@ fn a_restore_on_its_own_volume_reports_what_the_log_holds() {
     let said = backend.run(&home, &["restore", "s1"]).ok().out();
     assert!(
         !said.contains("partial line")
-            && said.contains("; 6 B of kept files are not in the log yet"),
+            && said.contains("; 6 B of local files are not in the log yet"),
         "{said}"
     );
     append(&transcript(&home, "s1"), "\"}\n");

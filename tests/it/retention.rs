@@ -336,7 +336,7 @@ fn rm_confirms_and_a_writer_revives_the_session() {
     backend.run(&home, &["flush", "--wait"]).ok();
     backend
         .run(&home, &["rm", "s1"])
-        .fails(2, "needs confirmation", "--yes");
+        .fails(2, "confirmation is required", "--yes");
     backend.run(&home, &["rm", "s1", "--yes"]).ok();
     backend.run(&home, &["rm", "s1", "--yes"]).ok();
     backend

@@ -135,7 +135,7 @@ fn check_owners(root: &Path, owner: u32, scan: &DirectoryScan, report: &mut Doct
             print::plural(foreign.len(), "file is", "files are")
         );
         let hint = format!(
-            "run \"chown -R {owner} {}\": the agent saves nothing to files of other users",
+            "run \"chown -R {owner} {}\": the agent cannot write to files of other users",
             root.display()
         );
         report.add("owner", Grade::Fail, text, Some(&hint));
@@ -181,7 +181,7 @@ fn check_duplicates(profile: &dyn Profile, scan: &DirectoryScan, report: &mut Do
                 "directory",
                 Grade::Fail,
                 text,
-                Some("move the older transcript elsewhere: a client that finds two ignores the session"),
+                Some("move the older transcript to another directory: the agent ignores a session that it finds twice"),
             );
         }
     }
@@ -294,7 +294,7 @@ fn check_watches(parts: &Parts, directory: &dyn Directory, report: &mut DoctorRe
             report.add(
                 "watches",
                 Grade::Warn,
-                format!("{watched} to watch, but the limit is {limit} watches"),
+                format!("{watched} to watch, but the inotify limit is {limit}"),
                 Some(
                     "run \"sysctl fs.inotify.max_user_watches=524288\"; until then sessiond only scans",
                 ),

@@ -22,12 +22,13 @@ pub fn run(settings: &Settings, args: &Args, deadline: Duration) -> Result<u8> {
         return Ok(exit::OK);
     }
     let path = settings_path(settings, args)?;
-    let old = match std::fs::read_to_string(&path) {
-        Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => None,
-        read => {
-            Some(read.map_err(|cause| Error::user_path(format!("read {}", path.display()), cause))?)
-        }
-    };
+    let old =
+        match std::fs::read_to_string(&path) {
+            Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => None,
+            read => Some(read.map_err(|cause| {
+                Error::unreadable_file(format!("read {}", path.display()), cause)
+            })?),
+        };
     let text = old.as_deref().unwrap_or_default();
     let new = if args.install {
         settings::install(text, &hook)
@@ -39,7 +40,7 @@ pub fn run(settings: &Settings, args: &Args, deadline: Duration) -> Result<u8> {
         let state = if args.install {
             "already contains the hooks"
         } else {
-            "contains no hooks of sessiond"
+            "contains no sessiond hooks"
         };
         print::line(format_args!("{shown} {state}: nothing to do"))?;
         return Ok(exit::OK);
@@ -53,12 +54,12 @@ pub fn run(settings: &Settings, args: &Args, deadline: Duration) -> Result<u8> {
             let verb = if is_dry_run { "would add" } else { "added" };
             format!("{verb} hooks to {shown}: {}", hook.events().join(", "))
         }
-        (false, true) => format!("would remove the hooks of sessiond from {shown}"),
-        (false, false) => format!("removed the hooks of sessiond from {shown}"),
+        (false, true) => format!("would remove the sessiond hooks from {shown}"),
+        (false, false) => format!("removed the sessiond hooks from {shown}"),
     })?;
     if old.is_some() && !args.dry_run {
         print::line(format_args!(
-            "the previous version is in {}",
+            "saved the previous version as {}",
             backup_path(&path).display()
         ))?;
     }

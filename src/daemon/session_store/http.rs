@@ -265,7 +265,7 @@ fn server_side<T>(result: Result<T>) -> Result<T> {
     result.map_err(|error| match (error.kind(), error.hint_text()) {
         (ErrorKind::Usage | ErrorKind::NotFound, hint) => {
             Error::new(ErrorKind::Internal, error.to_string())
-                .hint(hint.unwrap_or("check the log of the sessiond server"))
+                .hint(hint.unwrap_or("check the output of \"sessiond serve-store\""))
         }
         _ => error,
     })

@@ -128,7 +128,7 @@ impl Target {
         // The driver parses the URL again for each connection; parsing it now reports mistakes
         // early. Its message may repeat a part of the URL, so the error does not include it.
         sqlx::postgres::PgConnectOptions::from_url(&url)
-            .map_err(|_| invalid("PostgreSQL does not support one of its parameters"))?;
+            .map_err(|_| invalid("unknown parameter or invalid parameter value"))?;
         let parameter = |name: &str| {
             url.query_pairs()
                 .find(|(key, _)| key == name)

@@ -80,15 +80,15 @@ fn ends_transaction(code: &str) -> bool {
         )
 }
 
-const UNREACHABLE: &str = "check that the database runs and is reachable with \"sessiond doctor\"; streaming and restoring by ID work without it";
+const UNREACHABLE: &str = "run \"sessiond doctor\" to check the connection to the database; streaming and restoring by ID work without it";
 const DISK_FULL: &str =
     "free some space on the database's disk; streaming and restoring by ID work without the index";
 const INVALID_LOGIN: &str =
     "correct the user, password or database name in --index postgres://USER:PASSWORD@HOST/DATABASE";
-const MISSING_RIGHTS: &str = "make the role the owner of the database: ALTER DATABASE … OWNER TO …";
+const MISSING_RIGHTS: &str = "run \"sessiond doctor\" as the owner of the database, then grant the role access to its tables; see docs/guides/multiple-tenants.md";
 const NEWER_SCHEMA: &str = "upgrade sessiond: a newer version has migrated this index";
 const FOREIGN_SCHEMA: &str =
-    "give sessiond an empty database (or file) with --index, then run \"sessiond reindex\"";
+    "set --index to an empty database or a new file, then run \"sessiond reindex\"";
 
 /// Converts a database error to an error of the crate. `address` contains no secret.
 pub(super) fn classify(error: SqlError, address: &str) -> Error {
@@ -229,7 +229,7 @@ fn classify_sqlite(code: &str) -> (ErrorKind, Option<&'static str>) {
         Ok(5 | 6 | 7 | 9 | 10 | 14 | 15) => (
             ErrorKind::Unavailable,
             Some(
-                "check the disk of the index file and which process locks it; streaming and restoring by ID work without it",
+                "check the disk of the index file, and that no other process locks the file; streaming and restoring by ID work without the index",
             ),
         ),
         // FULL

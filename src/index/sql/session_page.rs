@@ -235,8 +235,8 @@ impl Cursor {
             })
         };
         parse().ok_or_else(|| {
-            Error::usage(format!("invalid cursor {text:?}"))
-                .hint("pass \"next\" of the previous page as --cursor, or omit --cursor for the first page")
+            Error::usage(format!("invalid --cursor value {text:?}: it is not from a previous page"))
+                .hint("use the command after \"next page:\" in the previous output, or pass the JSON field \"next\" as --cursor")
         })
     }
 }

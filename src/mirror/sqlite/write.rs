@@ -48,7 +48,7 @@ pub fn classify(session: &str, cause: sqlx::Error) -> Error {
     let text = cause.to_string();
     if text.contains("UNIQUE constraint") {
         return Error::conflict(format!(
-            "another session has messages of session {session}: {text}"
+            "the database already contains message IDs of session {session} in another session: {text}"
         ))
         .hint(
             "restore it with another XDG_DATA_HOME: sessions cannot share messages in one database",

@@ -229,6 +229,7 @@ struct KeyOption {
     name: &'static str,
     file_hint: &'static str,
     line_hint: &'static str,
+    empty_hint: &'static str,
 }
 
 impl KeyOption {
@@ -236,11 +237,13 @@ impl KeyOption {
         name: "--identity",
         file_hint: "run \"sessiond keygen -o FILE\" to create a file with an identity",
         line_hint: "write one identity per line, AGE-SECRET-KEY-1…; files with a passphrase and SSH keys are not supported",
+        empty_hint: "remove --identity, or unset SESSIOND_IDENTITY, to store without encryption",
     };
     const RECIPIENT: KeyOption = KeyOption {
         name: "--encrypt-to",
-        file_hint: "give a recipient, age1…, or a file with one recipient per line",
+        file_hint: "specify a recipient, age1…, or a file with one recipient per line",
         line_hint: "write one recipient per line, age1…; SSH keys and plugins are not supported",
+        empty_hint: "remove --encrypt-to, or unset SESSIOND_ENCRYPT_TO, to store without encryption",
     };
 
     fn invalid(&self, value: &str, why: &str) -> Error {
@@ -260,12 +263,10 @@ impl KeyOption {
                 "invalid {} value: it is the secret key itself, which is visible in the process list",
                 self.name
             ))
-            .hint("create a new key with \"sessiond keygen -o FILE\" and give the path of the file"));
+            .hint("create a new key with \"sessiond keygen -o FILE\" and specify the path of the file"));
         }
         if text.is_empty() {
-            return Err(self
-                .invalid(text, "it is empty")
-                .hint("unset the variable to store without encryption"));
+            return Err(self.invalid(text, "it is empty").hint(self.empty_hint));
         }
         let content = std::fs::read_to_string(path)
             .map_err(|cause| self.invalid(text, &cause.to_string()).hint(self.file_hint))?;

@@ -150,9 +150,9 @@ impl EncryptionPolicy {
         if self.mode() == EncryptionMode::OwnIdentities && replaced.has_other_recipients {
             return Err(Error::new(
                 ErrorKind::Encrypted,
-                "the replaced segments are encrypted to other recipients too",
+                "the segments to merge are also encrypted to other recipients",
             )
-            .hint("name every recipient of the session with --encrypt-to RECIPIENT"));
+            .hint("set --encrypt-to for every recipient of the session"));
         }
         Ok(self.same_as(replaced))
     }
@@ -179,7 +179,7 @@ impl EncryptionPolicy {
                 "the session is encrypted, but no recipient is configured",
             )
             .hint(
-                "set --encrypt-to RECIPIENT or --identity FILE as when the session was written",
+                "set the same --encrypt-to or --identity as the process that wrote the session",
             ));
         }
         Ok(())

@@ -63,7 +63,7 @@ impl ObjectDirectory {
                 "the store in {} no longer exists, or another store replaced it",
                 self.root.display()
             ))
-            .hint("mount the disk of the store; if the store was recreated, restart sessiond to upload everything again")),
+            .hint("check that the disk of the store is mounted; if you recreated the store, restart sessiond to upload everything again")),
         }
     }
 

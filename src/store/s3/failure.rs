@@ -15,9 +15,8 @@ const SIGNING: &str = "check that AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and A
 const FEATURE: &str =
     "add checksums=required to the store URL if the server is old and rejects checksum headers";
 const REGION: &str = "set the region of the bucket: region=… in the store URL, or AWS_REGION";
-const CLOCK: &str = "correct the clock of this machine";
-const TRUST: &str =
-    "add ca=FILE to the store URL if a private authority issued the server's certificate";
+const CLOCK: &str = "synchronize the clock of this machine with NTP";
+const TRUST: &str = "if a private CA issued the server's certificate, add ca=FILE to the store URL";
 const PLAIN: &str = "write endpoint=http://… in the store URL if the server does not use TLS";
 pub(super) const SERVER: &str =
     "check that the server is running and reachable; a running daemon resumes automatically";

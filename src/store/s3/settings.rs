@@ -113,7 +113,7 @@ impl S3Settings {
         }
         if url.port().is_some() || url.fragment().is_some() {
             return Err(invalid_url("it has a port or a fragment").hint(
-                "give the server as ?endpoint=http://host:port, and write # in a prefix as %23",
+                "set the server with ?endpoint=http://HOST:PORT, and write # in a prefix as %23",
             ));
         }
         let bucket = url.host_str().unwrap_or_default();

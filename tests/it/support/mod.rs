@@ -175,7 +175,7 @@ macro_rules! on_each_backend {
 pub(crate) use on_each_backend;
 
 /// Turns `async fn test(storage: Storage)` into three tests: on files, on a bucket, and on a bucket
-/// that ignores conditional writes. After `slow:`, the one on files is outside the quick loop, too.
+/// that ignores conditional creates. After `slow:`, the one on files is outside the quick loop, too.
 macro_rules! on_each_storage {
     (slow: $($test:ident),+ $(,)?) => {
         $crate::support::on_each_storage!(@ slow_on_files $($test)+);

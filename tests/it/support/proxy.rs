@@ -269,7 +269,7 @@ impl Control {
     }
 }
 
-/// An HTTP/1.1 proxy that records each request and can make a store ignore conditional writes.
+/// An HTTP/1.1 proxy that records each request and can make a store ignore conditional creates.
 pub struct CountingProxy {
     listener: Listener,
     lines: Arc<Mutex<Vec<String>>>,

@@ -94,7 +94,7 @@ impl Storage {
         }
     }
 
-    /// A bucket that honors conditional writes, and an SQLite file.
+    /// A bucket that honors conditional creates, and an SQLite file.
     pub async fn bucket() -> Option<Storage> {
         let server = s3()?;
         let settings = s3_settings(server, server.endpoint.clone());
@@ -105,7 +105,7 @@ impl Storage {
         })
     }
 
-    /// A bucket that ignores conditional writes, and PostgreSQL.
+    /// A bucket that ignores conditional creates, and PostgreSQL.
     pub async fn lax_bucket() -> Option<Storage> {
         let (server, database) = (s3()?, postgres()?);
         let proxy = CountingProxy::start(server.addr(), true);
