@@ -33,9 +33,10 @@ pub struct Args {
     #[arg(long, env = "SESSIOND_LISTEN", value_name = "URL")]
     pub listen: Option<String>,
 
-    /// File with the token that clients send, required for other machines [default: none]
+    /// File with the token that clients must send [default: none]
     ///
-    /// Clients send "Authorization: Bearer TOKEN". The connection is not encrypted, so let only a
+    /// Required for an address that other machines can reach. Clients send
+    /// "Authorization: Bearer TOKEN". The connection is not encrypted, so let only a
     /// private network or a TLS proxy reach the port.
     #[arg(long, env = "SESSIOND_TOKEN_FILE", value_name = "FILE")]
     pub token_file: Option<PathBuf>,
