@@ -217,7 +217,7 @@ fn shell_scripts_are_clean() {
             .unwrap_or_else(|error| panic!("{}: {error}", script.display()));
     }
     let entrypoint = std::fs::read_to_string(tree.join("examples/entrypoint.sh")).unwrap();
-    check_and_detect_failure(&entrypoint, ("\"$session\"", "$session"), "SC2086", check);
+    check_and_detect_failure(&entrypoint, ("\"$job\"", "$job"), "SC2086", check);
 }
 
 #[test]
