@@ -23,9 +23,6 @@ use crate::wire::Parts;
 /// How often the index is checked: one lookup by primary key. `status` and `doctor` also check it.
 const CHECK_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The same for an index file, which no other machine shares.
-const FILE_CHECK_INTERVAL: Duration = Duration::from_secs(5);
-
 /// Maximum number of lookups until an indexed log is found.
 const MAX_CANDIDATES: usize = 4;
 
@@ -38,7 +35,6 @@ pub struct IndexWatch {
     queue: Arc<IndexQueue>,
     counters: Arc<Counters>,
     reachable: Arc<AtomicBool>,
-    interval: Duration,
     /// A log that the index had, and its head then. If the index lacks it now, it lost entries.
     known: Mutex<Option<(LogId, Seq)>>,
     losses: AtomicU64,
@@ -53,7 +49,6 @@ impl IndexWatch {
         counters: Arc<Counters>,
         reachable: Arc<AtomicBool>,
     ) -> Result<IndexWatch> {
-        let is_file = parts.index.address().starts_with("sqlite:");
         Ok(IndexWatch {
             index: parts.index.clone(),
             logs: parts.logs.clone(),
@@ -62,11 +57,6 @@ impl IndexWatch {
             queue,
             counters,
             reachable,
-            interval: if is_file {
-                FILE_CHECK_INTERVAL
-            } else {
-                CHECK_INTERVAL
-            },
             known: Mutex::default(),
             losses: AtomicU64::new(0),
         })
@@ -80,7 +70,7 @@ impl IndexWatch {
     /// Checks the index at an interval, forever.
     pub async fn run(self: Arc<Self>) {
         loop {
-            tokio::time::sleep(self.interval).await;
+            tokio::time::sleep(CHECK_INTERVAL).await;
             self.check().await;
         }
     }

@@ -258,12 +258,6 @@ fn kubernetes_manifests_are_restricted_and_their_timeouts_fit() {
             check_restricted,
         );
         breaks(
-            "0.0.0.0:9464",
-            "127.0.0.1:9464",
-            "nobody answers",
-            check_timeouts,
-        );
-        breaks(
             "ephemeral-storage",
             "storage",
             "without a limit",
