@@ -691,7 +691,8 @@ fn metrics_count_flushes_restores_and_errors() {
     ] {
         assert!(!page.contains(word), "{word} is in\n{page}");
     }
-    assert_eq!(daemon.stop().0, Some(0));
+    // Another writer owns the session.
+    assert_eq!(daemon.stop().0, Some(4));
 }
 
 #[test]

@@ -91,7 +91,7 @@ fn gc_continues_after_a_log_that_cannot_be_read() {
     std::os::unix::fs::symlink("log", &log).unwrap();
     let report = backend
         .run(&home, &["gc", "--ttl", "1d", "--json"])
-        .fails(5, "cannot collect 1 of 3 logs", "sessiond gc")
+        .fails(5, "cannot clean up 1 of 3 logs", "sessiond gc")
         .json();
     assert_eq!(
         (&report["expired"], &report["failed"]),
