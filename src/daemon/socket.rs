@@ -205,7 +205,7 @@ async fn serve(stream: UnixStream, handler: &dyn RequestHandler) -> std::io::Res
 }
 
 /// Sends a request to the daemon of a root, and waits for the response: for a status at most
-/// [`STATUS_TIMEOUT`], because the daemon may be stopped (SIGSTOP) or hang. The time of a flush
+/// `STATUS_TIMEOUT`, because the daemon may be stopped (SIGSTOP) or hang. The time of a flush
 /// depends on the store, so its caller limits it.
 pub async fn send_request(root: &Path, request: &Request) -> Result<Response> {
     let response = exchange(root, request);
