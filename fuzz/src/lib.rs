@@ -21,6 +21,8 @@ pub mod seeds;
 /// The part of `sys` that the included modules import.
 #[path = "../../src/sys"]
 pub mod sys {
+    pub mod directory;
+    pub mod lines;
     pub mod shell;
 }
 
