@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use super::flush::FlushOutcome;
 use crate::error::{ErrorKind, Result};
@@ -19,6 +19,8 @@ pub struct StreamCounters {
     counters: Arc<Counters>,
     /// The branches to which this process has appended.
     branches: watch::Sender<BTreeSet<(LogName, WriterId)>>,
+    /// Notified after each scan of the root.
+    scans: Notify,
 }
 
 impl StreamCounters {
@@ -27,6 +29,7 @@ impl StreamCounters {
         StreamCounters {
             counters,
             branches: watch::Sender::default(),
+            scans: Notify::new(),
         }
     }
 
@@ -34,6 +37,16 @@ impl StreamCounters {
     /// writer owns.
     pub fn branches(&self) -> watch::Receiver<BTreeSet<(LogName, WriterId)>> {
         self.branches.subscribe()
+    }
+
+    /// Waits for the end of the next scan of the root, or returns if one ended since the last call.
+    pub async fn wait_for_scan(&self) {
+        self.scans.notified().await;
+    }
+
+    /// Records the end of a scan.
+    pub(super) fn scan_ended(&self) {
+        self.scans.notify_one();
     }
 
     /// Counts an appended entry.

@@ -501,12 +501,14 @@ impl Streamer {
     }
 
     fn scan(&mut self) -> Result<DirectoryScan> {
-        let mut found = scan_cached(
+        let found = scan_cached(
             &*self.context.directory,
             &*self.context.profile,
             None,
             &mut self.log_cache,
-        )?;
+        );
+        self.context.counters.scan_ended();
+        let mut found = found?;
         for (name, files) in &mut found.logs {
             if let Some(tracked) = self.logs.get(name) {
                 found.named.add_known(&tracked.paths, files);

@@ -136,7 +136,7 @@ impl Service {
             index_watch,
             root: root.clone(),
         };
-        let state = StateGuard::start(&root, Arc::new(control))?;
+        let state = StateGuard::start(&root, Arc::new(control), counters.clone())?;
         tasks.push(tokio::spawn(state.run()));
         if let Some(path) = &options.ready_file {
             write_file(path, None, |out| {
