@@ -69,8 +69,16 @@ impl IndexWatch {
 
     /// Checks the index at an interval, forever.
     pub async fn run(self: Arc<Self>) {
+        let is_file = self.index.address().starts_with("sqlite:");
+        let mut entries_at_check = 0;
         loop {
             tokio::time::sleep(CHECK_INTERVAL).await;
+            let entries = self.counters.entries.get();
+            // An idle daemon sends no requests to a database, which many daemons share.
+            if !is_file && entries == entries_at_check {
+                continue;
+            }
+            entries_at_check = entries;
             self.check().await;
         }
     }
