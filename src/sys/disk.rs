@@ -10,7 +10,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use rustix::fs::OFlags;
 
 use crate::model::{FileStat, RelPath};
-use crate::sys::atomic_file::AtomicFile;
+use crate::sys::atomic_file::{AtomicFile, sync_directory};
 use crate::sys::{BlockedPath, Directory, FileAttributes, Item, ItemKind, OpenFile, Owner};
 
 /// Up to this many files or directories are synced one by one, and more than that with one sync of
@@ -360,7 +360,7 @@ impl Directory for Disk {
             return sync_filesystems(parents);
         }
         for parent in parents {
-            File::open(parent)?.sync_all()?;
+            sync_directory(&parent)?;
         }
         Ok(())
     }
