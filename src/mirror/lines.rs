@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-use super::tables::{PROJECT, TABLES};
+use super::tables::{MIGRATIONS, PROJECT, TABLES, is_stored};
 use crate::error::{Error, Result};
 
 /// The schema of a database.
@@ -108,13 +108,53 @@ impl SessionRows {
         if !parsed.rows.iter().all(has_owner) {
             return Err(Error::corrupt("a row belongs to another session"));
         }
+        let ids: BTreeSet<String> = ids.into_iter().map(str::to_owned).collect();
+        parsed.cut_references(&ids);
         Ok(parsed)
+    }
+
+    /// Removes references to other sessions, whose IDs are not in `ids`: a row must not become part
+    /// of a session that is in the database already.
+    fn cut_references(&mut self, ids: &BTreeSet<String>) {
+        let text = |row: &Map<String, Value>, column: &str| {
+            row.get(column).and_then(Value::as_str).map(str::to_owned)
+        };
+        let (session, message, part) = (0, 1, 2);
+        let messages: BTreeSet<String> = self
+            .rows
+            .iter()
+            .filter(|((table, _), _)| *table == message)
+            .filter_map(|(_, row)| text(row, "id"))
+            .collect();
+        self.rows.retain(|(table, _), row| {
+            *table != part || text(row, "message_id").is_some_and(|id| messages.contains(&id))
+        });
+        let mut projects = BTreeSet::new();
+        for ((table, _), row) in &mut self.rows {
+            if *table != session {
+                continue;
+            }
+            if text(row, "parent_id").is_some_and(|parent| !ids.contains(&parent)) {
+                row.insert("parent_id".to_owned(), Value::Null);
+            }
+            projects.extend(text(row, "project_id"));
+        }
+        self.projects
+            .retain(|_, row| text(row, "id").is_some_and(|id| projects.contains(&id)));
     }
 
     fn apply(&mut self, header: LineHeader<'_>) -> Result<()> {
         if let Some(schema) = header.schema {
             self.schema = serde_json::from_str(schema.get())
                 .map_err(|cause| Error::corrupt(format!("invalid schema: {cause}")))?;
+            for (table, rows) in &mut self.schema.migrations {
+                if !MIGRATIONS.contains(&table.as_str()) {
+                    return Err(Error::corrupt(format!(
+                        "table {table:?} does not contain migrations"
+                    )));
+                }
+                rows.iter_mut().for_each(|row| keep_stored(table, row));
+            }
         }
         let (Some(table), Some(key)) = (header.table, header.key) else {
             return Ok(());
@@ -123,7 +163,11 @@ impl SessionRows {
             .row
             .map(|row| serde_json::from_str(row.get()))
             .transpose()
-            .map_err(|cause| Error::corrupt(format!("invalid row of table {table:?}: {cause}")))?;
+            .map_err(|cause| Error::corrupt(format!("invalid row of table {table:?}: {cause}")))?
+            .map(|mut row| {
+                keep_stored(&table, &mut row);
+                row
+            });
         match (TABLES.iter().position(|(name, _)| *name == table), row) {
             (Some(table), Some(row)) => {
                 self.rows.insert((table, key), row);
@@ -145,6 +189,11 @@ impl SessionRows {
     }
 }
 
+/// Drops the columns that are not stored.
+fn keep_stored(table: &str, row: &mut Map<String, Value>) {
+    row.retain(|column, _| is_stored(table, column));
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -158,7 +207,7 @@ mod tests {
             parsed.map(|parsed| parsed.rows.len())
         };
         assert_eq!(
-            parse("{\"table\":\"part\",\"key\":\"p\",\"row\":{\"id\":\"p\",\"session_id\":\"s\"}}")
+            parse("{\"table\":\"todo\",\"key\":\"p\",\"row\":{\"id\":\"p\",\"session_id\":\"s\"}}")
                 .ok(),
             Some(2)
         );
@@ -175,5 +224,46 @@ mod tests {
         ] {
             assert!(parse(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn only_columns_and_references_of_the_session_are_restored() {
+        let lines = concat!(
+            r#"{"schema":{"sql":[],"migrations":{"migration":[{"id":"first","time_completed":1,"x":2}]}}}"#,
+            "\n",
+            r#"{"table":"project","key":"p","row":{"id":"p","worktree":"/w","commands":"{\"start\":\"evil\"}"}}"#,
+            "\n",
+            r#"{"table":"project","key":"q","row":{"id":"q","worktree":"/"}}"#,
+            "\n",
+            r#"{"table":"session","key":"s","row":{"id":"s","project_id":"p","parent_id":"mine","permission":"[]"}}"#,
+            "\n",
+            r#"{"table":"message","key":"m","row":{"id":"m","session_id":"s"}}"#,
+            "\n",
+            r#"{"table":"part","key":"a","row":{"id":"a","message_id":"m","session_id":"s"}}"#,
+            "\n",
+            r#"{"table":"part","key":"b","row":{"id":"b","message_id":"of another session","session_id":"s"}}"#,
+            "\n",
+        );
+        let parsed = SessionRows::parse("s", lines.as_bytes()).unwrap();
+        let text = |row: &Map<String, Value>| serde_json::to_string(row).unwrap();
+        let rows: Vec<String> = parsed.rows.values().map(text).collect();
+        assert_eq!(
+            rows,
+            [
+                r#"{"id":"s","parent_id":null,"project_id":"p"}"#,
+                r#"{"id":"m","session_id":"s"}"#,
+                r#"{"id":"a","message_id":"m","session_id":"s"}"#,
+            ]
+        );
+        let projects: Vec<String> = parsed.projects.values().map(text).collect();
+        assert_eq!(projects, [r#"{"id":"p","worktree":"/w"}"#]);
+        let migrations: Vec<String> = parsed.schema.migrations["migration"]
+            .iter()
+            .map(text)
+            .collect();
+        assert_eq!(migrations, [r#"{"id":"first","time_completed":1}"#]);
+        let secrets = r#"{"schema":{"sql":[],"migrations":{"credential":[{"id":"c"}]}}}"#;
+        let error = SessionRows::parse("s", format!("{SESSION}{secrets}\n").as_bytes());
+        assert!(error.unwrap_err().to_string().contains("\"credential\""));
     }
 }

@@ -21,7 +21,7 @@ use super::database::{
     DatabaseSnapshot, DatabaseStamp, LastChange, MirrorRow, SessionDatabase, SessionInfo,
 };
 use super::lines::SessionRows;
-use super::tables::{MIGRATIONS, PROJECT, PROJECT_INDEX, TABLES};
+use super::tables::{MIGRATIONS, PROJECT, PROJECT_INDEX, TABLES, is_stored};
 use crate::error::{Error, Result};
 use crate::sys::{Clock, Owner, SystemClock};
 
@@ -250,7 +250,8 @@ fn quote(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }
 
-/// The columns of a table, and those of its primary key; both empty if there is no such table.
+/// The columns of a table that are stored, and those of its primary key; both empty if there is no
+/// such table.
 async fn columns(
     connection: &mut SqliteConnection,
     table: &str,
@@ -265,7 +266,9 @@ async fn columns(
         if position > 0 {
             key.insert(position, name.clone());
         }
-        columns.push(name);
+        if is_stored(table, &name) {
+            columns.push(name);
+        }
     }
     Ok((columns, key.into_values().collect()))
 }

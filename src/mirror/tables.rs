@@ -1,7 +1,8 @@
-//! The tables of OpenCode's database that sessiond reads.
+//! The tables and columns of OpenCode's database that sessiond reads and writes.
 //!
-//! sessiond reads only these tables, and therefore never accounts, credentials or the secrets of
-//! shared sessions.
+//! sessiond reads and writes only these, and therefore never accounts, credentials, permissions,
+//! commands or the secrets of shared sessions. The list applies in both directions, because neither
+//! the database nor the store is trusted.
 
 /// The tables of a session, each with the column that has the session ID. The order is that of the
 /// lines: a session before its messages, and those before their parts.
@@ -23,6 +24,140 @@ pub const PROJECT_INDEX: usize = TABLES.len();
 
 /// The tables with the applied migrations. OpenCode runs the migrations that are missing there.
 pub const MIGRATIONS: [&str; 2] = ["migration", "data_migration"];
+
+/// The columns of each table. A column that is not listed is neither stored nor restored.
+const COLUMNS: [(&str, &[&str]); 10] = [
+    (
+        "session",
+        &[
+            "id",
+            "project_id",
+            "workspace_id",
+            "parent_id",
+            "slug",
+            "directory",
+            "directories",
+            "path",
+            "title",
+            "version",
+            "share_url",
+            "summary_additions",
+            "summary_deletions",
+            "summary_files",
+            "summary_diffs",
+            "metadata",
+            "cost",
+            "tokens_input",
+            "tokens_output",
+            "tokens_reasoning",
+            "tokens_cache_read",
+            "tokens_cache_write",
+            "revert",
+            "agent",
+            "model",
+            "time_created",
+            "time_updated",
+            "time_compacting",
+            "time_archived",
+        ],
+    ),
+    (
+        "message",
+        &["id", "session_id", "time_created", "time_updated", "data"],
+    ),
+    (
+        "part",
+        &[
+            "id",
+            "message_id",
+            "session_id",
+            "time_created",
+            "time_updated",
+            "data",
+        ],
+    ),
+    (
+        "todo",
+        &[
+            "id",
+            "session_id",
+            "content",
+            "status",
+            "priority",
+            "position",
+            "time_created",
+            "time_updated",
+        ],
+    ),
+    (
+        "session_message",
+        &[
+            "id",
+            "session_id",
+            "type",
+            "seq",
+            "time_created",
+            "time_updated",
+            "data",
+        ],
+    ),
+    (
+        "session_input",
+        &[
+            "id",
+            "session_id",
+            "prompt",
+            "delivery",
+            "admitted_seq",
+            "promoted_seq",
+            "time_created",
+            "time_updated",
+        ],
+    ),
+    (
+        "session_context_epoch",
+        &[
+            "session_id",
+            "agent",
+            "baseline",
+            "snapshot",
+            "baseline_seq",
+            "replacement_seq",
+            "revision",
+        ],
+    ),
+    (
+        PROJECT,
+        &[
+            "id",
+            "worktree",
+            "vcs",
+            "name",
+            "icon_url",
+            "icon_url_override",
+            "icon_color",
+            "sandboxes",
+            "time_created",
+            "time_updated",
+            "time_initialized",
+        ],
+    ),
+    (
+        "migration",
+        &["id", "name", "hash", "created_at", "time_completed"],
+    ),
+    (
+        "data_migration",
+        &["id", "name", "hash", "created_at", "time_completed"],
+    ),
+];
+
+/// Whether a column is stored and restored.
+pub fn is_stored(table: &str, column: &str) -> bool {
+    COLUMNS
+        .iter()
+        .any(|(name, columns)| *name == table && columns.contains(&column))
+}
 
 /// The index of a table.
 pub fn table_index(table: &str) -> Option<usize> {
