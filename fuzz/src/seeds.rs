@@ -63,7 +63,7 @@ fn header(kind: EntryKind, bodies: &[(&str, &[u8])]) -> EntryHeader {
         seq: kind.is_compacted().then_some(2),
     };
     let text = serde_json::json!({
-        "version": version::ENTRY, "kind": kind, "agent": "claude-code", "session": "3f2a", "seq": 2, "writer": "9c41",
+        "version": version::ENTRY, "kind": kind, "namespace": "team", "agent": "claude-code", "session": "3f2a", "seq": 2, "writer": "9c41",
         "at": "2026-05-01T12:00:00Z", "prev_digest": Digest::of(b"entry 1"),
     });
     // Built from JSON, so that a new field with a default needs no change here.
@@ -196,7 +196,7 @@ fn entries() -> Named {
             plain(&format!("{line}  \t\r"), LINES),
         ),
         (
-            "good-maximum-offset",
+            "bad-maximum-offset",
             with("\"start\":0", "\"start\":18446744073709551615"),
         ),
         ("bad-empty", vec![]),

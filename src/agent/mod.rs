@@ -25,6 +25,9 @@ const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 /// Length of a UUID in text form.
 const UUID_LEN: usize = 36;
 
+/// Bytes at the start of a file that are searched for a session ID.
+pub const SESSION_ID_SEARCH_BYTES: usize = 16 << 10;
+
 /// The class of a file below the root.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FileClass {
@@ -180,6 +183,20 @@ pub fn is_uuid(text: &str) -> bool {
         }
     };
     text.len() == UUID_LEN && text.bytes().enumerate().all(is_valid)
+}
+
+/// Finds the string under `key` in the first line that has it, at the top level or one level below.
+/// The last line may be incomplete.
+pub fn find_session_id(start: &[u8], key: &str) -> Option<String> {
+    start.split(|byte| *byte == b'\n').find_map(|line| {
+        if let Ok(Value::Object(line)) = serde_json::from_slice(line) {
+            let nested = || line.values().find_map(|value| value.get(key));
+            return line.get(key).or_else(nested)?.as_str().map(str::to_owned);
+        }
+        let text = String::from_utf8_lossy(line);
+        let after_key = text.split_once(&format!("\"{key}\":\""))?.1;
+        after_key.split_once('"').map(|(id, _)| id.to_owned())
+    })
 }
 
 /// The log of a session.

@@ -4,15 +4,10 @@
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{Hash, Hasher};
 
-use serde_json::Value;
-
-use crate::agent::{FileClass, Profile};
+use crate::agent::{FileClass, Profile, SESSION_ID_SEARCH_BYTES, find_session_id};
 use crate::error::{Error, Result};
 use crate::model::{Digest, FileKind, FileStat, LogName, RelPath, SessionId};
 use crate::sys::{Directory, ItemKind};
-
-/// Bytes at the start of a file that are searched for a session ID.
-const SESSION_ID_SEARCH_BYTES: usize = 16 << 10;
 
 /// A file that a scan found.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -217,20 +212,6 @@ pub fn log_of(
             Ok(name.or(fallback).map(|name| (name, kind)))
         }
     }
-}
-
-/// Finds the string under `key` in the first line that has it, at the top level or one level below.
-/// The last line may be incomplete.
-fn find_session_id(start: &[u8], key: &str) -> Option<String> {
-    start.split(|byte| *byte == b'\n').find_map(|line| {
-        if let Ok(Value::Object(line)) = serde_json::from_slice(line) {
-            let nested = || line.values().find_map(|value| value.get(key));
-            return line.get(key).or_else(nested)?.as_str().map(str::to_owned);
-        }
-        let text = String::from_utf8_lossy(line);
-        let after_key = text.split_once(&format!("\"{key}\":\""))?.1;
-        after_key.split_once('"').map(|(id, _)| id.to_owned())
-    })
 }
 
 /// The fingerprint of paths and metadata: it changes when a file changes. Never 0, which means

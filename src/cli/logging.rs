@@ -12,6 +12,7 @@ use crate::cli::print;
 use crate::config::{LogFormat, OutputConfig};
 use crate::daemon::traces::Traces;
 use crate::error::{Error, Result};
+use crate::sys::terminal::GuardedStderr;
 
 /// Starts logging. With `shares_terminal`, a child process uses the same terminal: by default, only
 /// warnings and errors are then logged to it.
@@ -24,7 +25,7 @@ pub fn start(
     let default = if is_quiet { "warn" } else { "info" };
     let filter = parse_filter(output.log.as_deref().unwrap_or(default))?;
     let lines = tracing_subscriber::fmt::layer()
-        .with_writer(std::io::stderr)
+        .with_writer(GuardedStderr::default)
         .with_target(false);
     let lines = match output.log_format.unwrap_or_default() {
         LogFormat::Text => lines

@@ -10,24 +10,13 @@ use serde::Serialize;
 use crate::config::ColorChoice;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sys::shell::quote;
+use crate::sys::terminal::{escape_json, guard};
 
 pub use crate::sys::lines::one_line;
+pub use crate::sys::terminal::clean;
 
 /// Minimum length of a shortened session ID.
 const MIN_ID_LEN: usize = 8;
-
-/// Replaces control characters in text from files and objects.
-pub fn clean(text: &str) -> String {
-    text.chars()
-        .map(|letter| {
-            if letter.is_control() {
-                '\u{fffd}'
-            } else {
-                letter
-            }
-        })
-        .collect()
-}
 
 /// The point that a fork started from.
 pub fn origin(session: &str, turn: u64) -> String {
@@ -181,7 +170,7 @@ pub fn colors_stderr() -> bool {
 
 /// Prints a line. A closed pipe is not an error.
 pub fn line(text: impl Display) -> Result<()> {
-    bytes_to_stdout(format!("{text}\n").as_bytes()).map(|_| ())
+    self::text(&format!("{text}\n")).map(|_| ())
 }
 
 /// Prints the command that lists the next page: this one, with another cursor.
@@ -200,9 +189,9 @@ pub fn next_page(cursor: &str) -> Result<()> {
     line(format_args!("{command} --cursor {}", quote(&clean(cursor))))
 }
 
-/// Prints text as it is; false if the pipe is closed.
+/// Prints lines of text; false if the pipe is closed.
 pub fn text(text: &str) -> Result<bool> {
-    bytes_to_stdout(text.as_bytes())
+    bytes_to_stdout(guard(text).as_bytes())
 }
 
 /// Prints bytes as they are; false if the pipe is closed.
@@ -217,10 +206,14 @@ pub fn bytes_to_stdout(bytes: &[u8]) -> Result<bool> {
 
 /// Prints a value as indented JSON.
 pub fn json(value: &impl Serialize) -> Result<()> {
-    line(
-        serde_json::to_string_pretty(value)
-            .map_err(|cause| Error::new(ErrorKind::Internal, "print JSON").caused_by(cause))?,
-    )
+    let json = serde_json::to_string_pretty(value)
+        .map_err(|cause| Error::new(ErrorKind::Internal, "print JSON").caused_by(cause))?;
+    line(escape_json(&json))
+}
+
+/// Prints a line of JSON; false if the pipe is closed.
+pub fn json_line(json: &str) -> Result<bool> {
+    text(&format!("{}\n", escape_json(json)))
 }
 
 /// Prints an error and its hint to standard error.
@@ -243,11 +236,6 @@ pub fn error(error: &Error) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn control_characters_are_replaced() {
-        assert_eq!(clean("a\x1b[31mb\nc"), "a\u{fffd}[31mb\u{fffd}c");
-    }
 
     #[test]
     fn sizes_and_ages_are_short() {

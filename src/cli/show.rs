@@ -17,6 +17,7 @@ use crate::log::errors;
 use crate::model::{LogId, SessionFacts};
 use crate::operations::index::add_missing;
 use crate::sessions::{find, point};
+use crate::sys::terminal::guard;
 use crate::wire::Parts;
 
 /// Show the conversation of a session
@@ -188,7 +189,7 @@ impl Output {
             Output::Pager(child, _) => match child
                 .stdin
                 .as_mut()
-                .map(|pipe| pipe.write_all(text.as_bytes()))
+                .map(|pipe| pipe.write_all(guard(text).as_bytes()))
             {
                 Some(Err(cause)) if cause.kind() != std::io::ErrorKind::BrokenPipe => {
                     Err(Error::io("write to the pager", cause))

@@ -95,7 +95,7 @@ fn print_event(
         FollowEvent::Message(message) if json => {
             let line = serde_json::to_string(&message)
                 .map_err(|cause| Error::new(ErrorKind::Internal, "print JSON").caused_by(cause))?;
-            print::text(&format!("{line}\n"))
+            print::json_line(&line)
         }
         FollowEvent::Message(message) => {
             print::text(&renderer.message(&message, usize::from(message.sub_agent.is_some())))

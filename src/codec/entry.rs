@@ -11,17 +11,14 @@ use flate2::write::GzEncoder;
 use super::tar_gz::GZIP_MAGIC;
 use super::version::{self, invalid};
 use crate::error::{Error, ErrorKind, Result};
+use crate::model::limits::{self, MAX_HEADER_LEN};
 use crate::model::{Digest, EntryHeader, EntryKind, Part};
 
 /// Raw bytes at which a delta is complete. A larger backlog is uploaded in several entries of this
 /// size. This bounds the memory of writers and readers, and lets a restore decompress in parallel.
 pub const TARGET_RAW_BYTES: u64 = 4 << 20;
 
-/// Maximum raw bytes of an entry. A side file is uploaded in one entry up to this size.
-pub const MAX_RAW_BYTES: u64 = 64 << 20;
-
-/// Maximum length of a header: enough for a few thousand parts.
-pub(super) const MAX_HEADER_LEN: u64 = 16 << 20;
+pub use crate::model::limits::MAX_RAW_BYTES;
 
 /// Maximum compression ratio of deflate. A header that declares more bytes is invalid.
 const MAX_RATIO: u64 = 1032;
@@ -94,12 +91,33 @@ pub(super) fn level(kind: EntryKind) -> Compression {
     })
 }
 
+/// Encodes a header, and checks that every reader accepts it. Drops surplus checkpoints.
+pub(super) fn encode_header(header: &mut EntryHeader) -> Result<Vec<u8>> {
+    let (seq, kind) = (header.seq, header.kind);
+    let name = || format!("encode {} {seq}", kind.as_str());
+    header.drop_surplus_checkpoints();
+    let line = serde_json::to_vec(&header)
+        .map_err(|cause| Error::new(ErrorKind::Internal, name()).caused_by(cause))?;
+    header
+        .check_limits()
+        .and_then(|()| {
+            limits::check(
+                "length of its header",
+                line.len() as u64,
+                MAX_HEADER_LEN - 1,
+            )
+        })
+        // The content is in conflict with the format, and is not damaged.
+        .map_err(|error| Error::conflict(error.to_string()).context(name()))?;
+    Ok(line)
+}
+
 /// Encodes an entry or a merge; `bodies` are the bytes of the header's parts.
-pub fn encode<B: AsRef<[u8]>>(header: EntryHeader, bodies: &[B]) -> Result<EncodedEntry> {
+pub fn encode<B: AsRef<[u8]>>(mut header: EntryHeader, bodies: &[B]) -> Result<EncodedEntry> {
+    let mut line = encode_header(&mut header)?;
     let failed = |cause: std::io::Error| {
         Error::new(ErrorKind::Internal, format!("encode entry {}", header.seq)).caused_by(cause)
     };
-    let mut line = serde_json::to_vec(&header).map_err(|cause| failed(cause.into()))?;
     line.push(b'\n');
     let mut gzip = GzEncoder::new(
         Vec::with_capacity(line.len() + header.body_len() as usize / 3),
@@ -125,6 +143,11 @@ pub fn encode<B: AsRef<[u8]>>(header: EntryHeader, bodies: &[B]) -> Result<Encod
 /// Decodes the entry that is stored at `key`, and checks everything that can be checked without the
 /// previous entry.
 pub fn decode(key: &str, stored: &[u8]) -> Result<Entry> {
+    decode_up_to(key, stored, MAX_RAW_BYTES)?.ok_or_else(|| invalid(key, "it is too large"))
+}
+
+/// Like `decode`; none if the parts have more than `max` bytes, which are then not decompressed.
+pub fn decode_up_to(key: &str, stored: &[u8], max: u64) -> Result<Option<Entry>> {
     let invalid = |why: String| invalid(key, why);
     let mut gzip = BufReader::new(MultiGzDecoder::new(stored));
     let mut line = Vec::new();
@@ -146,6 +169,9 @@ pub fn decode(key: &str, stored: &[u8]) -> Result<Entry> {
         ));
     }
     let declared = header.body_len();
+    if declared > max {
+        return Ok(None);
+    }
     let mut body = Vec::with_capacity(declared as usize);
     gzip.take(declared + 1)
         .read_to_end(&mut body)
@@ -160,7 +186,7 @@ pub fn decode(key: &str, stored: &[u8]) -> Result<Entry> {
             }
         )));
     }
-    Ok(Entry::new(header, body, stored))
+    Ok(Some(Entry::new(header, body, stored)))
 }
 
 /// Decodes and validates the header of an object of `stored` bytes, by its format version.
@@ -204,10 +230,10 @@ fn validate_header(key: &str, header: &EntryHeader, stored: u64) -> Result<()> {
         }
         None => !header.kind.is_compacted(),
     };
-    if !has_valid_range || header.seq == 0 || header.predecessor() >= header.seq {
+    if !has_valid_range {
         return Err(invalid(key, "its sequence numbers are inconsistent"));
     }
-    Ok(())
+    header.check_limits().map_err(|error| invalid(key, error))
 }
 
 #[cfg(test)]
@@ -230,6 +256,7 @@ mod tests {
         EntryHeader {
             version: version::ENTRY,
             kind: EntryKind::Delta,
+            namespace: "team".parse().unwrap(),
             agent: "claude-code".parse().unwrap(),
             session: "s".parse().unwrap(),
             seq: 2,

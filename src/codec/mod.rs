@@ -8,6 +8,7 @@
 pub mod archive;
 pub mod entry;
 pub mod metadata;
+mod owner;
 pub mod pin;
 pub mod snapshot;
 mod tar_gz;

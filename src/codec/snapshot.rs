@@ -5,17 +5,19 @@ use bytes::Bytes;
 use flate2::bufread::MultiGzDecoder;
 use flate2::write::GzEncoder;
 
-use super::entry::{self, EncodedEntry, Entry, MAX_HEADER_LEN};
+use super::entry::{self, EncodedEntry, Entry};
 use super::tar_gz::{self, TarReader, Unlimited};
 use super::version::invalid;
 use crate::error::{Error, ErrorKind, Result};
+use crate::model::limits::{MAX_HEADER_LEN, MAX_RAW_BYTES};
 use crate::model::{Digest, EntryHeader, EntryKind};
 
 /// The header's name in the tar.
 pub const HEADER: &str = ".sessiond-header.json";
 
 /// Encodes a snapshot; `bodies` are the complete files of the header's parts.
-pub fn encode<B: AsRef<[u8]>>(header: EntryHeader, bodies: &[B]) -> Result<EncodedEntry> {
+pub fn encode<B: AsRef<[u8]>>(mut header: EntryHeader, bodies: &[B]) -> Result<EncodedEntry> {
+    let text = entry::encode_header(&mut header)?;
     let failed = |cause: std::io::Error| {
         Error::new(
             ErrorKind::Internal,
@@ -23,7 +25,6 @@ pub fn encode<B: AsRef<[u8]>>(header: EntryHeader, bodies: &[B]) -> Result<Encod
         )
         .caused_by(cause)
     };
-    let text = serde_json::to_vec(&header).map_err(|cause| failed(cause.into()))?;
     let mut tar = tar::Builder::new(GzEncoder::new(Vec::new(), entry::level(header.kind)));
     let mut append = |path: &str, mode: u32, mtime: u64, bytes: &[u8]| {
         tar_gz::append(&mut tar, path, (mode, mtime), bytes.len() as u64, bytes)
@@ -48,6 +49,11 @@ pub fn encode<B: AsRef<[u8]>>(header: EntryHeader, bodies: &[B]) -> Result<Encod
 /// Decodes the snapshot that is stored at `key`. Only the files that the header lists are read, in
 /// its order and with its lengths.
 pub fn decode(key: &str, stored: &[u8]) -> Result<Entry> {
+    decode_up_to(key, stored, MAX_RAW_BYTES)?.ok_or_else(|| invalid(key, "it is too large"))
+}
+
+/// Like `decode`; none if the files have more than `max` bytes, which are then not decompressed.
+pub fn decode_up_to(key: &str, stored: &[u8], max: u64) -> Result<Option<Entry>> {
     let mut gzip = Unlimited(MultiGzDecoder::new(stored));
     let mut tar = TarReader::new(key, &mut gzip);
     let text = tar
@@ -57,6 +63,9 @@ pub fn decode(key: &str, stored: &[u8]) -> Result<Entry> {
     if header.kind != EntryKind::Snapshot || header.parts.iter().any(|part| part.start > 0) {
         return Err(invalid(key, "it does not hold complete files"));
     }
+    if header.body_len() > max {
+        return Ok(None);
+    }
     let mut body = Vec::with_capacity(header.body_len() as usize);
     for part in &header.parts {
         tar.read_member((part.path.as_str(), part.len), "header", |_, bytes| {
@@ -65,5 +74,5 @@ pub fn decode(key: &str, stored: &[u8]) -> Result<Entry> {
         })?;
     }
     tar.finish("header")?;
-    Ok(Entry::new(header, body, stored))
+    Ok(Some(Entry::new(header, body, stored)))
 }

@@ -12,6 +12,7 @@ use crate::log::read::ReadOptions;
 use crate::log::segments::{Granularity, select_segments};
 use crate::log::writer::LogWriter;
 use crate::log::{Logs, errors};
+use crate::model::limits::MAX_FORK_FILES;
 use crate::model::{FileState, ForkOrigin, LogId, Part, RelPath, ResolvedPoint, Seq, keys};
 use crate::store::delete_temporary;
 use crate::sys::Directory;
@@ -69,7 +70,9 @@ async fn create(
             Error::conflict(format!("{new} already exists")).hint("choose another ID with --id")
         );
     }
+    logs.check_fork_depth(id).await?;
     let origin = origin_at(logs, id, point, new, scratch, stage).await?;
+    check_file_count(id, &origin)?;
     // The pin comes first: the fork must never refer to entries that can be deleted.
     logs.pin_fork(id, origin.seq, &new.name).await?;
     check_origin_exists(logs, id, origin.seq, new).await?;
@@ -155,6 +158,21 @@ async fn origin_at(
         turn_end_lengths,
         files,
     })
+}
+
+/// Checks that the list of files fits into the first entry of the fork.
+fn check_file_count(id: &LogId, origin: &ForkOrigin) -> Result<()> {
+    if origin.files.len() <= MAX_FORK_FILES {
+        return Ok(());
+    }
+    let name = &id.name;
+    Err(Error::conflict(format!(
+        "it has {} files, and a fork starts with at most {MAX_FORK_FILES}",
+        origin.files.len()
+    ))
+    .hint(format!(
+        "run \"sessiond export {name} -o {name}.tar.gz\" and \"sessiond import {name}.tar.gz --id NEW\" to copy the session"
+    )))
 }
 
 /// Checks that garbage collection did not delete the entries before the pin was written.

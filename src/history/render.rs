@@ -8,6 +8,7 @@ use std::fmt::Write as _;
 use super::conversation::ToolOutcome;
 use super::display::{DisplayBlock, DisplayMessage};
 use crate::model::Role;
+use crate::sys::terminal::is_unsafe;
 
 /// Maximum length of a call's input on one line, in characters.
 const MAX_LINE_LEN: usize = 80;
@@ -292,7 +293,7 @@ fn describe_outcome(is_error: bool, bytes: usize) -> String {
     format!("{}, {size}", if is_error { "failed" } else { "ok" })
 }
 
-/// Replaces all control characters but newlines.
+/// Replaces all unsafe characters but newlines.
 pub fn clean(text: &str) -> String {
     let mut cleaned = String::with_capacity(text.len());
     for letter in text.chars() {
@@ -300,7 +301,7 @@ pub fn clean(text: &str) -> String {
             '\n' => cleaned.push('\n'),
             '\t' => cleaned.push_str("    "),
             '\r' => {}
-            letter if letter.is_control() => cleaned.push('\u{fffd}'),
+            letter if is_unsafe(letter) => cleaned.push('\u{fffd}'),
             letter => cleaned.push(letter),
         }
     }

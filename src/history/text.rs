@@ -9,6 +9,7 @@ use jiff::Timestamp;
 use super::reader::ConversationVisitor;
 use crate::log::replay::TranscriptVisitor;
 use crate::model::{Block, FileMove, LocatedMessage, Message, RelPath, Role};
+use crate::sys::terminal::clean_lines;
 
 /// Maximum length of a message's text in characters: a few screens.
 const MAX_TEXT_LEN: usize = 4000;
@@ -57,7 +58,10 @@ impl HistoryText {
 
     /// The text. `introduction` names the session and why it was not restored.
     pub fn text(&self, introduction: &str) -> String {
-        let mut out = format!("# Conversation history\n\n{}\n\n", clean(introduction));
+        let mut out = format!(
+            "# Conversation history\n\n{}\n\n",
+            clean_lines(introduction)
+        );
         let (shown, total) = (self.shown_count(), self.message_count());
         let range = match (shown, total) {
             (1, 1) => "Below is the only readable message".to_owned(),
@@ -187,7 +191,7 @@ fn text(message: &Message) -> Option<String> {
             Some(one_line(text, MAX_RESULT_LEN))
         }
         Block::Text(text) => {
-            Some(shortened(&clean(text.trim()), MAX_TEXT_LEN)).filter(|text| !text.is_empty())
+            Some(shortened(&clean_lines(text.trim()), MAX_TEXT_LEN)).filter(|text| !text.is_empty())
         }
         Block::Thinking(_) => None,
         Block::ToolCall(call) => Some(format!(
@@ -211,22 +215,11 @@ fn text(message: &Message) -> Option<String> {
     (!lines.is_empty()).then(|| lines.join("\n"))
 }
 
-/// Replaces control characters, which could manipulate a terminal or a prompt.
-fn clean(text: &str) -> String {
-    let is_unsafe = |letter: char| letter.is_control() && !matches!(letter, '\n' | '\t');
-    text.chars()
-        .map(|letter| {
-            if is_unsafe(letter) {
-                '\u{fffd}'
-            } else {
-                letter
-            }
-        })
-        .collect()
-}
-
 fn one_line(text: &str, max_len: usize) -> String {
-    let words = clean(text).split_whitespace().collect::<Vec<_>>().join(" ");
+    let words = clean_lines(text)
+        .split_whitespace()
+        .collect::<Vec<_>>()
+        .join(" ");
     let left_out = words.chars().count().saturating_sub(max_len);
     if left_out == 0 {
         words

@@ -179,6 +179,10 @@ impl FileAssembler<'_> {
                 renamer.copy(self.directory, &*opened, &path, (file.kind, len), &to.path)?;
             let sha256 = hash.digest();
             (to.len, to.hash) = (len, hash);
+            // A fork of a fork must not need space for every session in between.
+            self.directory.remove(&from.path).map_err(|cause| {
+                Error::io(format!("remove the temporary copy of {path}"), cause)
+            })?;
             self.state.files.insert(
                 name,
                 FileState {
@@ -287,6 +291,12 @@ impl FileAssembler<'_> {
         }
         self.state.turns.roll_back(Some(checkpoint));
         Ok(())
+    }
+
+    /// Leaves out a file.
+    pub fn forget(&mut self, path: &RelPath) {
+        self.state.files.remove(path);
+        self.staged.remove(path);
     }
 
     /// Whether `writer` wrote all entries after `seq`.

@@ -5,18 +5,17 @@
 
 use std::collections::BTreeMap;
 
-use futures_util::future::BoxFuture;
-
 use super::Logs;
 use super::chain::EntryChain;
 use super::fetch::SegmentFetcher;
 use super::fork::SessionRenamer;
+use super::lineage::OriginReader;
 use super::options::{NewSink, ReadOptions};
 use super::recovery::{Exclusions, Stop};
 use super::segments::{Segment, select_segments};
 use super::sink::EntrySink;
 use crate::codec::entry::Entry;
-use crate::error::{Error, ErrorContext, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::model::{Digest, EntryHeader, ForkOrigin, LogId, LogPoint, Seq, WriterId};
 
 /// The state of one attempt.
@@ -25,6 +24,7 @@ pub(super) struct ReadAttempt<'a, S> {
     id: &'a LogId,
     options: ReadOptions<'a>,
     new_sink: NewSink<'a, S>,
+    origin: Origin<S>,
     /// The sink that entries are applied to.
     pub(super) sink: S,
     /// The last entry that was applied.
@@ -35,6 +35,14 @@ pub(super) struct ReadAttempt<'a, S> {
     pub(super) objects: usize,
     /// The merges and snapshots that were applied.
     pub(super) compacted: Vec<Segment>,
+}
+
+/// The session that a fork starts from.
+pub(super) enum Origin<S> {
+    /// It is read when the first entry of a fork is found.
+    Unread,
+    /// It was read before, up to the point of the fork; none if the log is not a fork.
+    Read(Option<(ForkOrigin, S)>),
 }
 
 /// Whether an entry was applied.
@@ -50,6 +58,7 @@ impl<'a, S: EntrySink + Send> ReadAttempt<'a, S> {
         id: &'a LogId,
         options: ReadOptions<'a>,
         new_sink: NewSink<'a, S>,
+        origin: Origin<S>,
     ) -> Self {
         let sink = new_sink();
         ReadAttempt {
@@ -57,6 +66,7 @@ impl<'a, S: EntrySink + Send> ReadAttempt<'a, S> {
             id,
             options,
             new_sink,
+            origin,
             sink,
             seq: options.after,
             digest: None,
@@ -209,32 +219,32 @@ impl<'a, S: EntrySink + Send> ReadAttempt<'a, S> {
     }
 
     /// Applies the session that a fork starts from.
-    fn apply_fork_origin<'b>(&'b mut self, fork: &'b ForkOrigin) -> BoxFuture<'b, Result<()>> {
-        Box::pin(async move {
-            let origin_id = self.logs.id(fork.session.clone());
-            let options = ReadOptions {
-                at: LogPoint::Seq(fork.seq),
-                concurrency: self.options.concurrency,
-                ..ReadOptions::default()
-            };
-            let origin = self
-                .logs
-                .read_with(&origin_id, options, &mut *self.new_sink)
-                .await
-                .with_context(|| format!("read {origin_id}, the origin of {}", self.id))?;
-            self.objects += origin.objects;
-            let seq = origin.seq;
-            let mut sink = origin.require_undamaged(&origin_id)?;
-            if seq != fork.seq {
-                return Err(Error::corrupt(format!(
-                    "{origin_id} has no entry {}, from which {} was forked",
-                    fork.seq, self.id
-                )));
+    async fn apply_fork_origin(&mut self, fork: &ForkOrigin) -> Result<()> {
+        let mut sink = match &mut self.origin {
+            Origin::Unread => {
+                let mut reader = OriginReader {
+                    logs: self.logs,
+                    id: self.id,
+                    concurrency: self.options.concurrency,
+                    new_sink: &mut *self.new_sink,
+                    objects: 0,
+                };
+                let sink = reader.read(fork).await?;
+                self.objects += reader.objects;
+                sink
             }
-            sink.start_fork(fork, &SessionRenamer::of_fork(fork, &self.id.name))?;
-            self.sink = sink;
-            Ok(())
-        })
+            Origin::Read(origin) => {
+                origin
+                    .take_if(|(read, _)| read == fork)
+                    .ok_or_else(|| {
+                        Error::corrupt(format!("the origin of {} is inconsistent", self.id))
+                    })?
+                    .1
+            }
+        };
+        sink.start_fork(fork, &SessionRenamer::of_fork(fork, &self.id.name))?;
+        self.sink = sink;
+        Ok(())
     }
 }
 

@@ -18,6 +18,10 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::model::{Digest, EntryKind, Seq};
 use crate::sys::mutation::{Mutation, is_active};
 
+/// Maximum raw bytes of entries that are not released yet. Without damage, an entry waits only for
+/// the next one of its writer.
+const MAX_PENDING_BYTES: usize = 128 << 20;
+
 /// Links entries, which arrive ordered by `seq`, into a chain.
 #[derive(Debug)]
 pub struct EntryChain {
@@ -28,6 +32,8 @@ pub struct EntryChain {
     digest: Option<Digest>,
     /// Entries that are not released yet.
     pending: VecDeque<Entry>,
+    /// Their raw bytes.
+    pending_bytes: usize,
     /// The newest `seq` that is known to be confirmed.
     confirmed: Seq,
     /// The first `seq` after the pending entries that is missing or unreadable.
@@ -49,6 +55,7 @@ impl EntryChain {
             last,
             digest,
             pending: VecDeque::new(),
+            pending_bytes: 0,
             confirmed: 0,
             damaged: None,
             rejected: None,
@@ -102,6 +109,13 @@ impl EntryChain {
         {
             self.confirmed = self.confirmed.max(predecessor);
         }
+        self.pending_bytes += entry.body.len();
+        if self.pending_bytes > MAX_PENDING_BYTES {
+            return Err(Error::corrupt(format!(
+                "too many entries of {} before entry {seq} are unconfirmed",
+                self.name
+            )));
+        }
         self.pending.push_back(entry);
         let confirmed = if is_active(Mutation::TrustNewestEntry) {
             let newest = self.pending.back().filter(|_| self.pending.len() > 4);
@@ -150,9 +164,9 @@ impl EntryChain {
             .front()
             .is_some_and(|front| front.header.seq < first)
         {
-            self.pending.pop_front();
+            self.pop_pending();
         }
-        let Some(entry) = self.pending.pop_front() else {
+        let Some(entry) = self.pop_pending() else {
             return self
                 .damaged
                 .take()
@@ -168,6 +182,12 @@ impl EntryChain {
         self.last = entry.header.seq;
         self.digest = Some(entry.digest);
         Ok(Some(entry))
+    }
+
+    fn pop_pending(&mut self) -> Option<Entry> {
+        let entry = self.pending.pop_front()?;
+        self.pending_bytes -= entry.body.len();
+        Some(entry)
     }
 
     /// Checks that an entry follows the last one that was released.
@@ -224,6 +244,7 @@ mod tests {
         let header = EntryHeader {
             version: 1,
             kind: EntryKind::Claim,
+            namespace: "n".parse().unwrap(),
             agent: "a".parse().unwrap(),
             session: "s".parse().unwrap(),
             seq,

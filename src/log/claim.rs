@@ -133,7 +133,7 @@ fn after(header: EntryHeader, writer: &LogWriter, last: Seq) -> EntryHeader {
         (last > writer.seq).then_some(writer.seq)
     };
     EntryHeader {
-        seq: last + 1,
+        seq: last.saturating_add(1),
         prev_seq,
         ..header
     }

@@ -9,8 +9,8 @@ use bytes::Bytes;
 use tokio::task::{JoinError, JoinHandle};
 
 use super::segments::Segment;
-use super::{Logs, decode};
-use crate::codec::entry::Entry;
+use super::{Logs, decode, decode_up_to};
+use crate::codec::entry::{Entry, TARGET_RAW_BYTES};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::{LogId, WriterId};
 use crate::store::Store;
@@ -25,11 +25,24 @@ const MAX_FETCHED_BYTES: u64 = 16 << 20;
 /// Maximum stored bytes of segments that are decoded before they are consumed.
 const MAX_DECODED_AHEAD_BYTES: u64 = 2 << 20;
 
+/// Maximum number of segments that are decoded before they are consumed.
+const MAX_DECODED_AHEAD: usize = 8;
+
+/// Maximum raw bytes of a segment that is decoded before it is consumed: a small object can expand a
+/// thousandfold. A backlog is uploaded in entries of about this size.
+const MAX_DECODED_AHEAD_RAW_BYTES: u64 = TARGET_RAW_BYTES + (1 << 20);
+
 /// A key and the object stored there; none if it does not exist.
 type Fetched = Result<Option<(String, Bytes)>>;
 
 /// A decoded segment; none if it does not exist.
 pub(super) type Decoded = Result<Option<Entry>>;
+
+/// A segment that was decoded ahead, or that is decoded when it is consumed.
+enum Ahead {
+    Decoded(Option<Entry>),
+    Stored(String, Bytes),
+}
 
 /// Reads segments of a log, or of a branch, ahead of their consumer.
 pub(super) struct SegmentFetcher<'a> {
@@ -39,7 +52,7 @@ pub(super) struct SegmentFetcher<'a> {
     concurrency: usize,
     waiting: VecDeque<Segment>,
     fetching: TaskQueue<Fetched>,
-    decoding: TaskQueue<Decoded>,
+    decoding: TaskQueue<Result<Ahead>>,
 }
 
 impl<'a> SegmentFetcher<'a> {
@@ -69,9 +82,14 @@ impl<'a> SegmentFetcher<'a> {
         self.start_fetching();
         self.start_decoding();
         let (segment, decoded) = self.decoding.pop_if(|_| true)?;
-        let decoded = decoded.await.map_err(task_failed);
+        let ahead = decoded.await.map_err(task_failed).and_then(|ahead| ahead);
         self.logs.progress.add_done(segment.size);
-        Some((segment, decoded.and_then(|decoded| decoded)))
+        let decoded = match ahead {
+            Ok(Ahead::Decoded(entry)) => Ok(entry),
+            Ok(Ahead::Stored(key, stored)) => decode(&self.id, &segment, &key, &stored).map(Some),
+            Err(error) => Err(error),
+        };
+        Some((segment, decoded))
     }
 
     fn start_fetching(&mut self) {
@@ -90,15 +108,19 @@ impl<'a> SegmentFetcher<'a> {
     fn start_decoding(&mut self) {
         while let Some((segment, fetch)) = self.fetching.pop_if(|segment| {
             self.decoding.is_empty()
-                || self.decoding.bytes + segment.size <= MAX_DECODED_AHEAD_BYTES
+                || self.decoding.len() < MAX_DECODED_AHEAD
+                    && self.decoding.bytes + segment.size <= MAX_DECODED_AHEAD_BYTES
         }) {
             let id = self.id.clone();
             let decode = async move {
-                fetch
-                    .await
-                    .map_err(task_failed)??
-                    .map(|(key, stored)| decode(&id, &segment, &key, &stored))
-                    .transpose()
+                let Some((key, stored)) = fetch.await.map_err(task_failed)?? else {
+                    return Ok(Ahead::Decoded(None));
+                };
+                let max = MAX_DECODED_AHEAD_RAW_BYTES;
+                Ok(match decode_up_to(&id, &segment, &key, &stored, max)? {
+                    None => Ahead::Stored(key, stored),
+                    decoded => Ahead::Decoded(decoded),
+                })
             };
             // A task per segment, so that decoding uses every core.
             self.decoding.push(segment, tokio::spawn(decode));

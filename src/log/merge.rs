@@ -12,6 +12,7 @@ use crate::codec::entry::{self, EncodedEntry, Entry};
 use crate::codec::{snapshot, version};
 use crate::error::{Error, Result};
 use crate::model::checkpoint::MAX_CHECKPOINTS;
+use crate::model::limits::{MAX_HEADER_LEN, MAX_PARTS, MAX_TOTAL, MAX_WRITERS};
 use crate::model::{
     Checkpoint, CoveredRange, Digest, EntryHeader, EntryKind, FileMove, Part, RelPath, Seq,
     WriterId,
@@ -50,6 +51,28 @@ struct Last {
 }
 
 impl Merger {
+    /// Whether the header still fits after `entry` is applied. A path is counted as long as it may
+    /// become in JSON.
+    pub fn has_room_for(&self, entry: &EntryHeader) -> bool {
+        const PART_LEN: usize = 400;
+        let parts = self.files.len() + entry.parts.len();
+        let moves = self.moves.len() + entry.moves.len();
+        let writers = self.writers.len()
+            + entry
+                .covers
+                .as_ref()
+                .map_or(1, |covers| covers.writers.len());
+        let own = self.files.keys().chain(moved_paths(&self.moves));
+        let new = entry.parts.iter().map(|part| &part.path);
+        let paths = own.chain(new).chain(moved_paths(&entry.moves));
+        let len: usize = paths.map(|path| 2 * path.as_str().len()).sum();
+        parts <= MAX_PARTS
+            && moves <= MAX_PARTS
+            && writers <= MAX_WRITERS
+            // A quarter is left for the checkpoints.
+            && (len + PART_LEN * parts + 100 * (moves + writers)) as u64 <= MAX_HEADER_LEN / 4 * 3
+    }
+
     /// Number of bytes so far.
     pub fn size(&self) -> u64 {
         self.files
@@ -134,6 +157,7 @@ impl Merger {
         let header = EntryHeader {
             version: version::ENTRY,
             kind,
+            namespace: last.header.namespace,
             agent: last.header.agent,
             session: last.header.session,
             seq: last.header.seq,
@@ -159,6 +183,10 @@ impl Merger {
         }
         .map(Some)
     }
+}
+
+fn moved_paths(moves: &[FileMove]) -> impl Iterator<Item = &RelPath> {
+    moves.iter().flat_map(|moved| [&moved.from, &moved.to])
 }
 
 /// Whether the file at the target of move `index` is irrelevant: the entry rewrites the file there,
@@ -204,9 +232,12 @@ impl EntrySink for Merger {
             at: covers.map_or(header.at, |covers| covers.first_at),
         });
         self.written_at = self.written_at.max(header.written_at());
-        self.entries += covers.map_or(1, |covers| covers.entries);
-        self.raw_bytes += covers.map_or(header.body_len(), |covers| covers.raw_bytes);
-        self.stored_bytes += covers.map_or(entry.stored_bytes, |covers| covers.stored_bytes);
+        let add = u64::saturating_add;
+        self.entries = add(self.entries, covers.map_or(1, |covers| covers.entries));
+        let raw_bytes = covers.map_or(header.body_len(), |covers| covers.raw_bytes);
+        self.raw_bytes = add(self.raw_bytes, raw_bytes).min(MAX_TOTAL);
+        let stored_bytes = covers.map_or(entry.stored_bytes, |covers| covers.stored_bytes);
+        self.stored_bytes = add(self.stored_bytes, stored_bytes).min(MAX_TOTAL);
         match covers {
             Some(covers) => self.writers.extend(covers.writers.clone()),
             None => {

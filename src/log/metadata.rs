@@ -9,6 +9,7 @@ use super::Logs;
 use super::race::{self, LostRaces};
 use crate::codec;
 use crate::error::{Error, ErrorContext, Result};
+use crate::model::limits::{self, MAX_SEQ};
 use crate::model::{LogId, SessionMetadata, keys};
 use crate::store::{CreateOutcome, Store, list_objects};
 use crate::sys::Backoff;
@@ -37,7 +38,7 @@ impl Logs {
                 // Another update replaced and deleted the object after the listing.
                 return Ok(None);
             };
-            let metadata = codec::metadata::decode(&key, &bytes)
+            let metadata = codec::metadata::decode(id, &key, &bytes)
                 .map_err(|error| error.hint(format!("delete the object {key}: the session keeps its log and loses its labels, request ID and TTL")))?;
             Ok(Some(VersionedMetadata { version, metadata }))
         })
@@ -86,6 +87,7 @@ impl Logs {
                 let created = self.create_request_reference(id, request_id).await;
                 created.with_context(|| format!("add {id} to request ID {request_id:?}"))?;
             }
+            limits::check("version of the metadata", current.version, MAX_SEQ - 1)?;
             let next = VersionedMetadata {
                 version: current.version + 1,
                 metadata,
@@ -105,7 +107,7 @@ impl Logs {
     /// Creates a version and deletes the older ones; returns false if another update won.
     async fn create_metadata(&self, id: &LogId, next: &VersionedMetadata) -> Result<bool> {
         let key = keys::metadata(id, next.version);
-        let body = codec::metadata::encode(&next.metadata)?;
+        let body = codec::metadata::encode(id, &next.metadata)?;
         if self.store.create(&key, body).await? == CreateOutcome::AlreadyExists {
             return Ok(false);
         }

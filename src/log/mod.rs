@@ -13,6 +13,7 @@ pub mod fence;
 mod fetch;
 pub mod fork;
 pub mod ledger;
+mod lineage;
 mod listing;
 pub mod merge;
 pub mod metadata;
@@ -38,7 +39,7 @@ use std::sync::Arc;
 use crate::codec::entry::{self, Entry};
 use crate::codec::snapshot;
 use crate::error::{Error, Result};
-use crate::model::{AgentName, ForkOrigin, LogId, LogName, Namespace, Seq, WriterId};
+use crate::model::{AgentName, ForkOrigin, LogId, LogName, Namespace, Seq, WriterId, keys};
 use crate::store::Store;
 use crate::store::encrypted::EncryptedStore;
 use crate::store::encrypted::policy::Protection;
@@ -88,7 +89,18 @@ impl Logs {
     /// The point that a session was forked from; none if it is not a fork. The first entry of a
     /// fork is never compacted.
     pub async fn fork_origin(&self, id: &LogId) -> Result<Option<ForkOrigin>> {
-        let first = self.read_entry(id, 1).await?;
+        let mut first = self.read_entry(id, 1).await?;
+        if first.is_none() {
+            // With the database as the fence, the first entry may have another number.
+            let listed = self.store.list(&keys::entries_dir(id), None).await?;
+            let objects = listed.objects.iter();
+            if let Some(seq) = objects
+                .filter_map(|object| keys::entry_seq(&object.key))
+                .next()
+            {
+                first = self.read_entry(id, seq).await?;
+            }
+        }
         Ok(first.and_then(|entry| entry.header.fork))
     }
 
@@ -146,14 +158,35 @@ fn decode(id: &LogId, segment: &Segment, key: &str, stored: &[u8]) -> Result<Ent
     } else {
         entry::decode(key, stored)?
     };
+    check_segment(id, segment, key, entry)
+}
+
+/// Like `decode`; none if the segment has more than `max` raw bytes.
+fn decode_up_to(
+    id: &LogId,
+    segment: &Segment,
+    key: &str,
+    stored: &[u8],
+    max: u64,
+) -> Result<Option<Entry>> {
+    let entry = if segment.kind == SegmentKind::Snapshot {
+        snapshot::decode_up_to(key, stored, max)?
+    } else {
+        entry::decode_up_to(key, stored, max)?
+    };
+    entry
+        .map(|entry| check_segment(id, segment, key, entry))
+        .transpose()
+}
+
+fn check_segment(id: &LogId, segment: &Segment, key: &str, entry: Entry) -> Result<Entry> {
     let header = &entry.header;
     let first_seq = header
         .covers
         .as_ref()
         .map_or(header.seq, |covers| covers.first_seq);
-    let is_named = header.session == id.name
-        && (first_seq, header.seq) == (segment.first_seq, segment.last_seq);
-    if !is_named {
+    id.check_owner(key, &header.log_id())?;
+    if (first_seq, header.seq) != (segment.first_seq, segment.last_seq) {
         return Err(Error::corrupt(format!(
             "its header names entry {} of {}",
             header.seq, header.session

@@ -106,7 +106,7 @@ impl Logs {
             self.store
                 .create_with(
                     &keys::checkpoint_pin(id, name),
-                    pin::encode_checkpoint(&named)?,
+                    pin::encode_checkpoint(id, &named)?,
                     encryption,
                 )
                 .await
@@ -120,7 +120,7 @@ impl Logs {
     /// Pins the entry that a fork starts from.
     pub async fn pin_fork(&self, id: &LogId, seq: Seq, fork: &LogName) -> Result<()> {
         self.store
-            .put(&keys::fork_pin(id, fork), pin::encode_fork(seq, fork)?)
+            .put(&keys::fork_pin(id, fork), pin::encode_fork(id, seq, fork)?)
             .await
             .with_context(|| format!("pin entry {seq} of {id}"))
     }

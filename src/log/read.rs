@@ -7,7 +7,7 @@
 use tracing::Instrument;
 
 use super::Logs;
-use super::attempt::ReadAttempt;
+use super::attempt::{Origin, ReadAttempt};
 use super::options::NewSink;
 use super::recovery::{Attempt, NextStep, RecoveryPlan, Stop};
 use super::segments::{self, Granularity, Segment, SegmentKind};
@@ -64,69 +64,18 @@ impl Logs {
         self.read_with(id, options, &mut new_sink).await
     }
 
-    pub(super) async fn read_with<S: EntrySink + Send>(
+    async fn read_with<S: EntrySink + Send>(
         &self,
         id: &LogId,
         options: ReadOptions<'_>,
         new_sink: NewSink<'_, S>,
     ) -> Result<ReadOutcome<S>> {
-        let mut is_complete = !options.is_newest_only();
-        let mut listed = self.list_for_read(id, is_complete).await?;
-        let has_first_entry = listed.iter().any(|segment| {
-            segment.kind == SegmentKind::Entry && segment.first_seq == options.after + 1
-        });
-        let without_compacted = options.granularity == Granularity::Fine && has_first_entry;
-        let mut plan = RecoveryPlan::new(id, options.excluding, without_compacted);
+        let mut reader = LogReader::open(self, id, options).await?;
         loop {
-            let mut attempt = ReadAttempt::new(self, id, options, &mut *new_sink);
-            let done = attempt
-                .run(&listed, plan.exclusions())
-                .instrument(tracing::info_span!(target: TRACE_TARGET, "fetch"))
-                .await;
-            let damage = match done.and_then(|()| check_end(id, &options, attempt.seq, &listed)) {
-                Ok(()) => None,
-                Err(stop) => {
-                    let progress = Attempt {
-                        reached: attempt.seq,
-                        compacted: &attempt.compacted,
-                        listed: &listed,
-                    };
-                    match plan.next(stop, progress) {
-                        NextStep::Relist => {
-                            listed = self.list_for_read(id, is_complete).await?;
-                            continue;
-                        }
-                        NextStep::Retry => {
-                            if !is_complete {
-                                is_complete = true;
-                                listed = self.list_for_read(id, is_complete).await?;
-                            }
-                            continue;
-                        }
-                        NextStep::Fail(error) => return Err(error),
-                        NextStep::ReportDamage(error) => Some(error),
-                    }
-                }
-            };
-            let ReadAttempt {
-                sink,
-                seq,
-                digest,
-                objects,
-                ..
-            } = attempt;
-            let findings = plan.into_findings(seq, damage.as_ref());
-            check_collected(id, &options, seq, damage.is_some(), &listed)?;
-            return Ok(ReadOutcome {
-                sink,
-                seq,
-                digest,
-                head: segments::head(&listed),
-                objects,
-                redundant_damage: findings.redundant,
-                skipped_damage: findings.skipped,
-                damage,
-            });
+            let attempt = ReadAttempt::new(self, id, options, &mut *new_sink, Origin::Unread);
+            if let Some(outcome) = reader.run(attempt).await? {
+                return Ok(outcome);
+            }
         }
     }
 
@@ -148,6 +97,102 @@ impl Logs {
         self.read_log(id, ReadOptions::default(), LogState::default)
             .await?
             .require_undamaged(id)
+    }
+}
+
+/// A log that is read in several attempts: its listing, and the findings of earlier attempts.
+pub(super) struct LogReader<'a> {
+    logs: &'a Logs,
+    id: &'a LogId,
+    options: ReadOptions<'a>,
+    is_complete: bool,
+    listed: Vec<Segment>,
+    plan: RecoveryPlan<'a>,
+}
+
+impl<'a> LogReader<'a> {
+    /// Lists a log.
+    pub(super) async fn open(
+        logs: &'a Logs,
+        id: &'a LogId,
+        options: ReadOptions<'a>,
+    ) -> Result<LogReader<'a>> {
+        let is_complete = !options.is_newest_only();
+        let listed = logs.list_for_read(id, is_complete).await?;
+        let has_first_entry = listed.iter().any(|segment| {
+            segment.kind == SegmentKind::Entry
+                && segment.first_seq == options.after.saturating_add(1)
+        });
+        let without_compacted = options.granularity == Granularity::Fine && has_first_entry;
+        Ok(LogReader {
+            logs,
+            id,
+            options,
+            is_complete,
+            listed,
+            plan: RecoveryPlan::new(id, options.excluding, without_compacted),
+        })
+    }
+
+    /// What is read of the log.
+    pub(super) fn options(&self) -> ReadOptions<'a> {
+        self.options
+    }
+
+    /// Runs an attempt; returns none if another one is needed.
+    pub(super) async fn run<S: EntrySink + Send>(
+        &mut self,
+        mut attempt: ReadAttempt<'_, S>,
+    ) -> Result<Option<ReadOutcome<S>>> {
+        let done = attempt
+            .run(&self.listed, self.plan.exclusions())
+            .instrument(tracing::info_span!(target: TRACE_TARGET, "fetch"))
+            .await;
+        let done = done.and_then(|()| check_end(self.id, &self.options, attempt.seq, &self.listed));
+        let damage = match done {
+            Ok(()) => None,
+            Err(stop) => {
+                let progress = Attempt {
+                    reached: attempt.seq,
+                    compacted: &attempt.compacted,
+                    listed: &self.listed,
+                };
+                match self.plan.next(stop, progress) {
+                    NextStep::Relist => {
+                        self.listed = self.logs.list_for_read(self.id, self.is_complete).await?;
+                        return Ok(None);
+                    }
+                    NextStep::Retry => {
+                        if !self.is_complete {
+                            self.is_complete = true;
+                            self.listed = self.logs.list_for_read(self.id, true).await?;
+                        }
+                        return Ok(None);
+                    }
+                    NextStep::Fail(error) => return Err(error),
+                    NextStep::ReportDamage(error) => Some(error),
+                }
+            }
+        };
+        let findings = self.plan.take_findings(attempt.seq, damage.as_ref());
+        let is_damaged = damage.is_some();
+        check_collected(
+            self.id,
+            &self.options,
+            attempt.seq,
+            is_damaged,
+            &self.listed,
+        )?;
+        Ok(Some(ReadOutcome {
+            sink: attempt.sink,
+            seq: attempt.seq,
+            digest: attempt.digest,
+            head: segments::head(&self.listed),
+            objects: attempt.objects,
+            redundant_damage: findings.redundant,
+            skipped_damage: findings.skipped,
+            damage,
+        }))
     }
 }
 
@@ -180,9 +225,9 @@ fn check_collected(
     let (LogPoint::Seq(requested), None) = (options.at, options.branch) else {
         return Ok(());
     };
-    let next_entry_exists = listed
-        .iter()
-        .any(|segment| segment.first_seq == reached + 1 && segment.kind == SegmentKind::Entry);
+    let next_entry_exists = listed.iter().any(|segment| {
+        segment.first_seq == reached.saturating_add(1) && segment.kind == SegmentKind::Entry
+    });
     if is_damaged && next_entry_exists {
         return Ok(());
     }

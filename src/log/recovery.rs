@@ -284,10 +284,10 @@ impl<'a> RecoveryPlan<'a> {
 
     /// The damage that did not end the read, once it reached entry `reached` and ended with
     /// `damage`.
-    pub(super) fn into_findings(self, reached: Seq, damage: Option<&Error>) -> ReadFindings {
+    pub(super) fn take_findings(&mut self, reached: Seq, damage: Option<&Error>) -> ReadFindings {
         let Exclusions {
             findings, entries, ..
-        } = self.exclusions;
+        } = std::mem::take(&mut self.exclusions);
         let damage = damage.map(Error::to_string);
         ReadFindings {
             redundant: findings
@@ -368,7 +368,7 @@ mod tests {
         // Excluding it twice does not help.
         let step = plan.next(rejected(snapshot, "the snapshot is torn"), reached(0));
         assert_eq!(damage(step), "the snapshot is torn");
-        let findings = plan.into_findings(8, None);
+        let findings = plan.take_findings(8, None);
         assert_eq!(findings.redundant, ["the snapshot is torn"]);
         assert!(findings.skipped.is_empty());
     }
@@ -382,7 +382,7 @@ mod tests {
         // The damage itself is not listed among the findings.
         plan.exclusions.add_finding("entry 3 is missing".into());
         let error = Error::corrupt("entry 3 is missing");
-        assert_eq!(plan.into_findings(2, Some(&error)), ReadFindings::default());
+        assert_eq!(plan.take_findings(2, Some(&error)), ReadFindings::default());
     }
 
     #[test]
@@ -459,7 +459,7 @@ mod tests {
         // The next attempt passes entry 5 and meets other damage.
         let step = plan.next(Error::corrupt("entry 7 is missing").into(), reached(6));
         damage(step);
-        let findings = plan.into_findings(6, None);
+        let findings = plan.take_findings(6, None);
         assert_eq!(findings.redundant.len(), 1);
         assert!(
             findings.redundant[0]
@@ -489,7 +489,7 @@ mod tests {
         // No claim skips it.
         let step = plan.next(stop(), with_merge);
         assert_eq!(damage(step), "entry 5 does not follow entry 4");
-        assert_eq!(plan.into_findings(4, None), ReadFindings::default());
+        assert_eq!(plan.take_findings(4, None), ReadFindings::default());
     }
 
     #[test]
@@ -499,7 +499,7 @@ mod tests {
         let step = plan.next(rejected(entry(5), "a.jsonl has another digest"), reached(4));
         assert!(matches!(step, NextStep::Retry));
         assert_eq!(
-            plan.into_findings(7, None),
+            plan.take_findings(7, None),
             ReadFindings {
                 redundant: vec![],
                 skipped: vec!["a.jsonl has another digest".into()],

@@ -97,9 +97,10 @@ impl LogWriter {
         EntryHeader {
             version: version::ENTRY,
             kind,
+            namespace: id.namespace.clone(),
             agent: id.agent.clone(),
             session: id.name.clone(),
-            seq: self.seq + 1,
+            seq: self.seq.saturating_add(1),
             writer: self.writer.clone(),
             at,
             prev_digest: self.digest,

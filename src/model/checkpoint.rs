@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use crate::error::Result;
+use crate::model::limits::{self, check};
 use crate::model::message::{ToolCall, TurnBoundary, TurnEvent};
 use crate::model::{RelPath, Seq};
 
@@ -48,6 +50,37 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
+    /// Checks every number against the limits of the format.
+    pub fn check_limits(&self) -> Result<()> {
+        check(
+            "seq of a checkpoint",
+            self.seq.unwrap_or(0),
+            limits::MAX_SEQ,
+        )?;
+        for number in [self.number, self.turn, self.parent.unwrap_or(0)] {
+            check("number of a turn", number, limits::MAX_TURN)?;
+        }
+        self.transcript_lengths
+            .values()
+            .try_for_each(|len| check("length", *len, limits::MAX_FILE_LEN))
+    }
+
+    /// Its approximate size in a header.
+    pub fn estimated_len(&self) -> usize {
+        // Texts that are escaped in JSON are at most six times as long.
+        let texts = [&self.message_id, &self.stop_reason, &self.last_tool_result];
+        let texts = texts.into_iter().flatten().map(|text| 6 * text.len());
+        let paths = self.transcript_lengths.keys();
+        let calls = self.pending_calls.iter();
+        300 + texts.sum::<usize>()
+            + paths
+                .map(|path| 6 * path.as_str().len() + 24)
+                .sum::<usize>()
+            + calls
+                .map(|call| 6 * (call.input.len() + call.name.len()) + 200)
+                .sum::<usize>()
+    }
+
     /// The same checkpoint without any text of the conversation.
     #[must_use]
     pub fn without_text(&self) -> Checkpoint {
@@ -164,9 +197,9 @@ impl TurnTracker {
                 ended.response_id.is_some() && ended.response_id == event.response_id
             });
             let checkpoint = Checkpoint {
-                number: self.last_number + u64::from(!is_same_response),
+                number: next(self.last_number, !is_same_response),
                 seq: None,
-                turn: self.turn + u64::from(ended.is_none()),
+                turn: next(self.turn, ended.is_none()),
                 parent: if is_same_response {
                     ended.and_then(|ended| ended.parent)
                 } else {
@@ -256,6 +289,14 @@ impl TurnTracker {
         self.pending_calls.clear();
         self.last_tool_result = None;
     }
+}
+
+/// The next number, if there is one. The numbers of a log are untrusted, and a turn must not be lost
+/// because an earlier one has the highest number.
+fn next(number: u64, is_new: bool) -> u64 {
+    number
+        .saturating_add(u64::from(is_new))
+        .min(limits::MAX_TURN)
 }
 
 fn first_bytes(text: &str) -> String {

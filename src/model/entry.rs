@@ -6,7 +6,14 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::model::{AgentName, Checkpoint, Digest, FileKind, LogName, RelPath, Seq, WriterId};
+use crate::error::{Error, Result};
+use crate::model::limits::{self, check, check_count};
+use crate::model::{
+    AgentName, Checkpoint, Digest, FileKind, LogId, LogName, Namespace, RelPath, Seq, WriterId,
+};
+
+/// Maximum size of the checkpoints that a writer puts into one header.
+const MAX_CHECKPOINT_BYTES: usize = 1 << 20;
 
 /// The kind of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -79,6 +86,8 @@ pub struct EntryHeader {
     pub version: u32,
     /// Kind of the entry.
     pub kind: EntryKind,
+    /// The namespace of the log. With the agent and the session it binds the entry to its log.
+    pub namespace: Namespace,
     /// The agent whose files these are.
     pub agent: AgentName,
     /// The session, or `@` and the project.
@@ -116,6 +125,15 @@ pub struct EntryHeader {
 }
 
 impl EntryHeader {
+    /// The log that it belongs to.
+    pub fn log_id(&self) -> LogId {
+        LogId {
+            namespace: self.namespace.clone(),
+            agent: self.agent.clone(),
+            name: self.session.clone(),
+        }
+    }
+
     /// The `seq` of the previous entry.
     pub fn predecessor(&self) -> Seq {
         self.prev_seq.unwrap_or(self.seq.saturating_sub(1))
@@ -151,6 +169,59 @@ impl EntryHeader {
             })
     }
 
+    /// Checks every number and count against the limits of the format.
+    pub fn check_limits(&self) -> Result<()> {
+        check("seq", self.seq, limits::MAX_SEQ)?;
+        for earlier in [self.prev_seq, self.rollback_to].into_iter().flatten() {
+            check("seq of an earlier entry", earlier, self.seq)?;
+        }
+        if self.seq == 0 || self.predecessor() >= self.seq {
+            return Err(Error::corrupt("its sequence numbers are inconsistent"));
+        }
+        check_count("parts", self.parts.len(), limits::MAX_PARTS)?;
+        check_count("moves", self.moves.len(), limits::MAX_PARTS)?;
+        check_count(
+            "checkpoints",
+            self.checkpoints.len(),
+            limits::MAX_HEADER_CHECKPOINTS,
+        )?;
+        check("number of bytes", self.body_len(), limits::MAX_RAW_BYTES)?;
+        for part in &self.parts {
+            part.check_limits()?;
+            check("seq of a part", part.seq.unwrap_or(0), self.seq)?;
+        }
+        for checkpoint in &self.checkpoints {
+            checkpoint.check_limits()?;
+            check("seq of a checkpoint", checkpoint.seq.unwrap_or(0), self.seq)?;
+        }
+        if let Some(covers) = &self.covers {
+            covers.check_limits(self.seq)?;
+        }
+        self.fork.as_ref().map_or(Ok(()), |fork| {
+            // The first entry of a fork is the first of its log.
+            if self.kind != EntryKind::Claim || self.predecessor() > 0 {
+                return Err(Error::corrupt(
+                    "only the first entry of a log has an origin",
+                ));
+            }
+            fork.check_limits()
+        })
+    }
+
+    /// Drops the oldest checkpoints, as far as there are more than a header may have. A reader
+    /// keeps fewer.
+    pub fn drop_surplus_checkpoints(&mut self) {
+        let (mut kept, mut bytes) = (0, 0);
+        for checkpoint in self.checkpoints.iter().rev() {
+            bytes += checkpoint.estimated_len();
+            if kept > 0 && bytes > MAX_CHECKPOINT_BYTES || kept == limits::MAX_HEADER_CHECKPOINTS {
+                break;
+            }
+            kept += 1;
+        }
+        self.checkpoints.drain(..self.checkpoints.len() - kept);
+    }
+
     /// Length of the body: the bytes of all parts.
     pub fn body_len(&self) -> u64 {
         self.parts
@@ -183,7 +254,37 @@ pub struct ForkOrigin {
     pub files: Vec<Part>,
 }
 
+impl CoveredRange {
+    fn check_limits(&self, last: Seq) -> Result<()> {
+        check("first seq", self.first_seq, last)?;
+        check("number of entries", self.entries, last)?;
+        check("number of raw bytes", self.raw_bytes, limits::MAX_TOTAL)?;
+        check(
+            "number of stored bytes",
+            self.stored_bytes,
+            limits::MAX_TOTAL,
+        )?;
+        check_count("writers", self.writers.len(), limits::MAX_WRITERS)?;
+        self.writers
+            .values()
+            .try_for_each(|seq| check("seq of a writer", *seq, last))
+    }
+}
+
 impl ForkOrigin {
+    fn check_limits(&self) -> Result<()> {
+        check("seq of the origin", self.seq, limits::MAX_SEQ)?;
+        check("turn", self.turn, limits::MAX_TURN)?;
+        check_count("files", self.files.len(), limits::MAX_FORK_FILES)?;
+        self.files.iter().try_for_each(Part::check_limits)?;
+        let lengths = [&self.transcript_lengths, &self.turn_end_lengths];
+        lengths
+            .into_iter()
+            .flatten()
+            .flat_map(BTreeMap::values)
+            .try_for_each(|len| check("length", *len, limits::MAX_FILE_LEN))
+    }
+
     /// The first checkpoint of the fork: the last complete turn of the other session.
     fn checkpoint(&self) -> Option<Checkpoint> {
         let transcripts = self
@@ -265,6 +366,10 @@ pub struct Part {
 }
 
 impl Part {
+    fn check_limits(&self) -> Result<()> {
+        check("length", self.end(), limits::MAX_FILE_LEN)
+    }
+
     /// The file's length after this part.
     pub fn end(&self) -> u64 {
         self.start.saturating_add(self.len)

@@ -204,6 +204,20 @@ pub struct LogId {
     pub name: LogName,
 }
 
+impl LogId {
+    /// Checks that an object at `key` was written for this log, and not copied from another one.
+    pub fn check_owner(&self, key: &str, owner: &LogId) -> Result<()> {
+        if self == owner {
+            return Ok(());
+        }
+        Err(Error::corrupt(format!(
+            "it belongs to {owner} of agent {} in namespace {}",
+            owner.agent, owner.namespace
+        ))
+        .context(format_args!("read {key}")))
+    }
+}
+
 impl fmt::Display for LogId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.name.description())

@@ -1,7 +1,7 @@
 //! The only file that builds and parses object keys. `docs/reference/format.md` documents them.
 
 use crate::error::{Error, Result};
-use crate::model::{AgentName, LogId, LogName, Namespace, Seq, SessionId, WriterId, ids};
+use crate::model::{AgentName, LogId, LogName, Namespace, Seq, SessionId, WriterId, ids, limits};
 
 /// The version of the layout, the first component of every key.
 const LAYOUT: &str = "v1";
@@ -156,11 +156,23 @@ pub fn merge_range(key: &str) -> Option<(Seq, Seq)> {
 
 fn number(key: &str, suffix: &str) -> Option<Seq> {
     let digits = key.rsplit('/').next()?.strip_suffix(suffix)?;
-    let plain = digits.len() >= DIGITS && digits.bytes().all(|byte| byte.is_ascii_digit());
+    let plain = digits.len() == DIGITS && digits.bytes().all(|byte| byte.is_ascii_digit());
     plain
         .then(|| digits.parse().ok())
         .flatten()
-        .filter(|seq| *seq > 0)
+        .filter(|seq| (1..=limits::MAX_SEQ).contains(seq))
+}
+
+/// Maximum size of the object at `key`. Stores check it before they read or write the object.
+pub fn max_object_len(key: &str) -> u64 {
+    let mut names = key.split('/').skip(1);
+    let (namespace, kind) = (names.next(), names.nth(2));
+    match kind {
+        Some("pins") if holds_content(key) => limits::MAX_HEADER_LEN,
+        Some("pins" | "meta") => limits::MAX_RECORD_LEN,
+        _ if namespace.is_some_and(|name| name.starts_with('.')) => limits::MAX_RECORD_LEN,
+        _ => limits::MAX_SEGMENT_LEN,
+    }
 }
 
 /// Whether the object holds content of a conversation, and is therefore encrypted: the segments of
@@ -310,9 +322,17 @@ mod tests {
             "log/notes.txt",
             "log/000000000000.gz",
             "log/000000000007.tar",
+            "log/0000000000007.gz",
+            "log/1000000000000.gz",
+            "log/18446744073709551615.gz",
         ] {
             assert_eq!(entry_seq(foreign), None, "{foreign:?}");
         }
+        assert_eq!(
+            entry_seq(&entry(&id(), limits::MAX_SEQ)),
+            Some(limits::MAX_SEQ)
+        );
+        assert_eq!(entry_seq(&entry(&id(), limits::MAX_SEQ + 1)), None);
         assert_eq!(entry_seq(&snapshot(&id(), 77)), None);
         assert_eq!(metadata_version(&metadata(&id(), 3)), Some(3));
         assert_eq!(metadata_version("meta/3.json"), None);

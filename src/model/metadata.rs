@@ -8,6 +8,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::model::limits::{self, check};
 
 /// Maximum number of labels per session. It is low, because every listing returns all labels.
 pub const MAX_LABELS: usize = 64;
@@ -128,6 +129,12 @@ impl SessionMetadata {
         for (name, value) in &self.labels {
             validate_label_name(name)?;
             validate_text("label value", value, 0, MAX_VALUE_LEN)?;
+        }
+        if let Some(Ttl::Seconds(seconds)) = self.ttl {
+            check("TTL", seconds, limits::MAX_TTL_SECONDS)?;
+        }
+        if let Some(closed) = self.closed {
+            check("number of raw bytes", closed.raw_bytes, limits::MAX_TOTAL)?;
         }
         self.request_id
             .as_deref()

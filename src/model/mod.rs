@@ -7,6 +7,7 @@ pub mod facts;
 pub mod file;
 pub mod ids;
 pub mod keys;
+pub mod limits;
 pub mod message;
 pub mod metadata;
 pub mod patterns;

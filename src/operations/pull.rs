@@ -140,9 +140,10 @@ fn context(parts: &Parts, directory: Arc<dyn Directory>) -> RestoreContext {
 
 /// Checks that the target is a directory, or can become one, and is not the agent's.
 fn check_target(parts: &Parts, to: &Path) -> Result<()> {
-    if parts.root().is_ok_and(|root| is_within(to, root)) {
+    let relation = parts.root().ok().and_then(|root| relation(to, root));
+    if let Some(relation) = relation {
         return Err(Error::usage(format!(
-            "invalid --to value {:?}: it is in the agent's directory",
+            "invalid --to value {:?}: it {relation} the agent's directory",
             to.display()
         ))
         .hint("choose another directory, or run \"sessiond restore\" to restore the session"));
@@ -155,9 +156,35 @@ fn check_target(parts: &Parts, to: &Path) -> Result<()> {
     }
 }
 
-fn is_within(path: &Path, root: &Path) -> bool {
-    let resolve = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
-    resolve(path).starts_with(resolve(root))
+/// How a path relates to the agent's directory; none if neither contains the other. A file of a
+/// session could otherwise get a path in the agent's directory: `projects` in `~/.claude` is also
+/// `.claude/projects` in `~`.
+fn relation(path: &Path, root: &Path) -> Option<&'static str> {
+    let (path, root) = (resolve(path), resolve(root));
+    if path.starts_with(&root) {
+        Some("is in")
+    } else {
+        root.starts_with(&path).then_some("contains")
+    }
+}
+
+/// The path without symbolic links, as far as it exists.
+fn resolve(path: &Path) -> PathBuf {
+    let mut missing = Vec::new();
+    let mut existing = path;
+    loop {
+        if let Ok(found) = existing.canonicalize() {
+            return missing
+                .iter()
+                .rev()
+                .fold(found, |path, name| path.join(name));
+        }
+        let (Some(parent), Some(name)) = (existing.parent(), existing.file_name()) else {
+            return path.to_owned();
+        };
+        missing.push(name);
+        existing = parent;
+    }
 }
 
 async fn pull_files(

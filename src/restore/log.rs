@@ -9,6 +9,7 @@ use tracing::field::{Empty, display};
 
 use super::claim::{LogEnd, Takeover, take_over};
 use super::options::{Options, Purpose, RestoreContext};
+use super::ownership;
 use super::plan::{self, FilePlan, LedgerState};
 use super::project;
 use super::report::{RestoreReport, Restored};
@@ -130,7 +131,7 @@ async fn read_and_write(
         attempt += 1;
         FileAssembler::new(&*context.directory, stage.clone(), attempt)
     };
-    let read = read_point(context, id, options, &mut assembler).await?;
+    let mut read = read_point(context, id, options, &mut assembler).await?;
     if options.branch.is_none() {
         errors::check_point(id, options.point.at, &read)?;
     } else if read.seq == 0 {
@@ -145,6 +146,7 @@ async fn read_and_write(
     for damage in &read.redundant_damage {
         tracing::warn!(%damage, "an object is damaged; reading other segments that cover its entries");
     }
+    ownership::check_files(context, id, &mut read.sink, options.purpose)?;
     let end = read_end(context, id, options, &read, assembler).await?;
     write(context, id, options, read, end).await
 }

@@ -8,6 +8,7 @@ mod compare;
 pub mod inline;
 mod log;
 mod options;
+mod ownership;
 pub mod plan;
 mod project;
 pub mod repair;

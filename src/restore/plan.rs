@@ -9,13 +9,11 @@ use serde::Serialize;
 use super::compare::{Comparison, LocalFile, compare};
 use super::options::{Options, RestoreContext};
 use super::project;
-use crate::agent::FileClass;
 use crate::error::{Error, Result};
 use crate::log::assemble::FileAssembler;
 use crate::log::ledger::{FileCursor, Ledger};
 use crate::log::writer::WriteTarget;
 use crate::model::{FileKind, FileMove, FileStat, FileState, LogId, LogPoint, RelPath, Seq};
-use crate::sys::STATE_DIR;
 
 /// Maximum number of files that a conflict lists.
 const MAX_LISTED_CONFLICTS: usize = 3;
@@ -184,7 +182,6 @@ pub(super) fn plan_files(
     known: LedgerState<'_>,
     options: &Options,
 ) -> Result<Vec<FilePlan>> {
-    reject_foreign_files(context, id, assembler, options)?;
     let mut plans = compare_files(context, assembler, moves, known.ledger, options)?;
     let newest = newest_transcripts(context, assembler);
     // A crash can lose the last updates of the ledger. The entries after it still belong to this
@@ -333,35 +330,6 @@ fn plan_duplicates(
         found.push(plan);
     }
     Ok(found)
-}
-
-/// Rejects files that the agent's profile would not have uploaded: a manipulated store must not be
-/// able to overwrite the agent's settings. sessiond's own directory is never written.
-fn reject_foreign_files(
-    context: &RestoreContext,
-    id: &LogId,
-    assembler: &FileAssembler<'_>,
-    options: &Options,
-) -> Result<()> {
-    for (path, _, _) in assembler.files() {
-        let belongs = match context.profile.classify(path) {
-            FileClass::Ignored => false,
-            FileClass::Stored(name, _) => name == id.name,
-            FileClass::SessionInContent(..) => true,
-            FileClass::NamedInTranscript(_) => id.name.session().is_some(),
-        };
-        if path.components().next() == Some(STATE_DIR) || options.claim && !belongs {
-            return Err(Error::corrupt(format!(
-                "{path} is not a file of {id} according to the profile of agent {}",
-                context.profile.name()
-            ))
-            .hint(format!(
-                "run \"sessiond pull {} --to DIR\" to fetch a copy; nothing was changed",
-                id.name
-            )));
-        }
-    }
-    Ok(())
 }
 
 /// Whether a newer file replaced this one: a directory above the path is now a file, or the path is

@@ -20,7 +20,7 @@ use self::disk::{
     STORE_ID_FILE, TEMP_DIR, TempFile, delete_stale_files, make_dirs, rename_exclusive,
 };
 use self::objects::{ObjectDirectory, check_key};
-use super::{CreateOutcome, ListPage, Store};
+use super::{CreateOutcome, ListPage, Store, check_len};
 use crate::error::{Error, Result};
 use crate::sys::atomic_file::sync_directory;
 use crate::sys::{Rng, SystemRng};
@@ -122,6 +122,7 @@ impl FileStore {
 impl Store for FileStore {
     async fn create(&self, key: &str, body: Bytes) -> Result<CreateOutcome> {
         let path = self.inner.path(key)?;
+        check_len(key, body.len() as u64)?;
         self.blocking(self.context("create", key), move |inner| {
             inner.create(&path, &body)
         })
@@ -130,6 +131,7 @@ impl Store for FileStore {
 
     async fn put(&self, key: &str, body: Bytes) -> Result<()> {
         let path = self.inner.path(key)?;
+        check_len(key, body.len() as u64)?;
         self.blocking(self.context("put", key), move |inner| {
             inner.put(&path, &body)
         })
@@ -138,8 +140,11 @@ impl Store for FileStore {
 
     async fn get(&self, key: &str) -> Result<Option<Bytes>> {
         let path = self.inner.path(key)?;
-        self.blocking(self.context("get", key), move |inner| inner.get(&path))
-            .await
+        let name = key.to_owned();
+        self.blocking(self.context("get", key), move |inner| {
+            inner.get(&name, &path)
+        })
+        .await
     }
 
     async fn list(&self, prefix: &str, after: Option<&str>) -> Result<ListPage> {

@@ -14,7 +14,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use jiff::Timestamp;
 
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
+use crate::model::keys;
 
 /// The result of a conditional create.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,7 +57,8 @@ pub struct ListPage {
 ///   read the key.
 /// - `list` includes every write that was acknowledged before it began. Anything may change between
 ///   pages.
-/// - Bodies are small (an entry has a few MB at most) and are kept in memory.
+/// - Bodies are small (an entry has a few MB at most) and are kept in memory. `check_len` limits
+///   them.
 ///
 /// For implementers:
 /// - `create` is atomic: of any number of concurrent creates of one key exactly one returns
@@ -66,6 +68,8 @@ pub struct ListPage {
 /// - Every call has a timeout, and dropping its future cancels it.
 /// - The store classifies foreign errors: a missing object is `None`, denied access and wrong
 ///   settings are `Usage` with a hint, temporary failures are `Unavailable`.
+/// - `get` checks the size of an object with `check_len` before it reads it, and does not read more
+///   bytes than that even if the declared size is wrong. `create` and `put` check it too.
 /// - Neither errors nor `address` contain a secret.
 #[async_trait]
 pub trait Store: Send + Sync + 'static {
@@ -90,6 +94,18 @@ pub trait Store: Send + Sync + 'static {
 
     /// The store's address: shown to users, and its identity in the ledger.
     fn address(&self) -> String;
+}
+
+/// Checks the size of the object at `key` against the limits of the format. A larger object was not
+/// written by sessiond.
+pub fn check_len(key: &str, len: u64) -> Result<()> {
+    let max = keys::max_object_len(key);
+    if len > max {
+        return Err(Error::corrupt(format!(
+            "the object has more than {max} bytes, the maximum for its kind"
+        )));
+    }
+    Ok(())
 }
 
 /// Deletes a temporary object. A process without the right to delete leaves it to garbage

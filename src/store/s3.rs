@@ -29,7 +29,7 @@ use jiff::Timestamp;
 
 use self::failure::{classify, status_and_code};
 pub use self::settings::{Checksums, Credentials, S3Settings, Sse};
-use super::{CreateOutcome, ListPage, Object, Store};
+use super::{CreateOutcome, ListPage, Object, Store, check_len};
 use crate::error::{Error, Result};
 use crate::sys::outbound::tls_context;
 
@@ -298,6 +298,7 @@ impl Store for S3Store {
     async fn create(&self, key: &str, body: Bytes) -> Result<CreateOutcome> {
         let context = self.context("create", key);
         let size = body.len() as u64;
+        check_len(key, size).map_err(|error| error.context(&context))?;
         match self
             .with_timeout(
                 &context,
@@ -320,6 +321,7 @@ impl Store for S3Store {
     async fn put(&self, key: &str, body: Bytes) -> Result<()> {
         let context = self.context("put", key);
         let size = body.len() as u64;
+        check_len(key, size).map_err(|error| error.context(&context))?;
         match self
             .with_timeout(&context, size, self.upload(key, body).send())
             .await?
@@ -363,11 +365,12 @@ impl Store for S3Store {
             .content_length()
             .and_then(|size| u64::try_from(size).ok())
             .unwrap_or(0);
+        check_len(key, size).map_err(|error| error.context(&context))?;
         match self
-            .with_timeout(&context, size, read_body(found.body, size))
+            .with_timeout(&context, size, read_body(key, found.body, size))
             .await?
         {
-            Ok(body) => Ok(Some(body)),
+            Ok(body) => body.map(Some).map_err(|error| error.context(&context)),
             Err(cause) => {
                 let error = Error::unavailable("read the response").caused_by(cause);
                 // TCP and TLS protect the transfer, so a wrong checksum means that the object is
@@ -439,13 +442,21 @@ impl Store for S3Store {
     }
 }
 
-/// Reads a body chunk by chunk, which avoids a second copy in memory.
-async fn read_body(mut body: ByteStream, size: u64) -> std::result::Result<Bytes, ByteStreamError> {
+/// Reads a body chunk by chunk, which avoids a second copy in memory. Stops at the size limit of the
+/// object, because a server may send more than it declares.
+async fn read_body(
+    key: &str,
+    mut body: ByteStream,
+    size: u64,
+) -> std::result::Result<Result<Bytes>, ByteStreamError> {
     let mut bytes = BytesMut::with_capacity(size.min(MAX_RESERVED_BYTES) as usize);
     while let Some(chunk) = body.try_next().await? {
+        if let Err(error) = check_len(key, (bytes.len() + chunk.len()) as u64) {
+            return Ok(Err(error));
+        }
         bytes.extend_from_slice(&chunk);
     }
-    Ok(bytes.freeze())
+    Ok(Ok(bytes.freeze()))
 }
 
 /// Whether a response means that the object does not exist although the bucket does.

@@ -18,6 +18,7 @@ pub mod program_version;
 pub mod progress;
 pub mod scratch;
 pub(crate) mod shell;
+pub mod terminal;
 
 pub use atomic_file::AtomicFile;
 pub use backoff::Backoff;

@@ -249,7 +249,9 @@ struct SegmentBuilder<'a> {
 
 impl SegmentBuilder<'_> {
     async fn push(&mut self, entry: &Entry) -> Result<()> {
-        if self.merged > 0 && self.merger.size() + entry.header.body_len() > MAX_MERGED_RAW_BYTES {
+        let is_full = self.merger.size() + entry.header.body_len() > MAX_MERGED_RAW_BYTES
+            || !self.merger.has_room_for(&entry.header);
+        if self.merged > 0 && is_full {
             self.write().await?;
         }
         self.merger.apply_entry(entry)?;

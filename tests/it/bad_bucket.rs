@@ -25,14 +25,14 @@ const DAMAGED_SEQ: Seq = 4;
 const LAST: Seq = 6;
 
 /// A stored session of a claim and five deltas, and its files after each.
-struct Bucket {
-    home: TempHome,
-    storage: Storage,
+pub struct Bucket {
+    pub home: TempHome,
+    pub storage: Storage,
     points: Vec<(Seq, Files)>,
 }
 
 impl Bucket {
-    async fn new() -> Bucket {
+    pub async fn new() -> Bucket {
         let home = TempHome::new();
         let store = Arc::new(FileStore::open(home.path().join("store")).unwrap());
         let index = Arc::new(
@@ -102,6 +102,10 @@ impl Bucket {
     }
 
     fn run(&self, root: &Path, args: &[&str]) -> Output {
+        self.command(root, args).output().unwrap()
+    }
+
+    fn command(&self, root: &Path, args: &[&str]) -> std::process::Command {
         let mut command = self.home.command(&sessiond());
         command
             .args(args)
@@ -114,7 +118,7 @@ impl Bucket {
             "sqlite://{}",
             self.home.path().join("index.db").display()
         ));
-        command.output().unwrap()
+        command
     }
 
     /// An agent's directory that contains a file.
@@ -181,7 +185,7 @@ impl Bucket {
     }
 }
 
-fn gzip(bytes: &[u8]) -> Vec<u8> {
+pub fn gzip(bytes: &[u8]) -> Vec<u8> {
     let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     gzip.write_all(bytes).unwrap();
     gzip.finish().unwrap()
@@ -218,7 +222,7 @@ fn check_damage(what: &str, message: &str, damage: impl AsyncFnOnce(&Bucket)) ->
     bucket
 }
 
-fn local<T>(future: impl Future<Output = T>) -> T {
+pub fn local<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -583,5 +587,403 @@ fn a_salvaged_session_continues_and_later_entries_restore() {
                 );
             }
         });
+    }
+}
+
+/// Runs a command with limits on its memory and time, and returns its output.
+fn run_bounded(bucket: &Bucket, root: &Path, args: &[&str]) -> Output {
+    let started = std::time::Instant::now();
+    let inner = bucket.command(root, args);
+    let mut command = bucket.home.command(Path::new("/bin/sh"));
+    // The data limit counts memory that can be written, and not the address space that the
+    // allocator reserves.
+    command
+        .args(["-c", "ulimit -d 262144 && exec \"$@\"", "sh"])
+        .arg(inner.get_program())
+        .args(inner.get_args());
+    let output = command.output().unwrap();
+    assert!(
+        started.elapsed() < std::time::Duration::from_secs(60),
+        "{args:?} took {:?}",
+        started.elapsed()
+    );
+    assert!(
+        output.status.code().is_some(),
+        "{args:?} was killed: {:?}, {}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
+    output
+}
+
+#[test]
+fn a_number_that_no_writer_reaches_does_not_stop_a_reader() {
+    let bucket = local(async {
+        let bucket = Bucket::new().await;
+        let root = keys::log_root(&bucket.storage.id(SESSION));
+        for name in [
+            "log/18446744073709551615.gz",
+            "log/1000000000000.gz",
+            "merge/000000000007-18446744073709551615.gz",
+            "snap/18446744073709551615.tar.gz",
+            "meta/18446744073709551615.json",
+            "branch/w9/18446744073709551615.gz",
+        ] {
+            let key = format!("{root}{name}");
+            bucket.storage.store.put(&key, Bytes::new()).await.unwrap();
+        }
+        bucket
+    });
+    let root = bucket.home.home().join("numbers");
+    for args in [
+        &["restore", SESSION][..],
+        &["verify", "--all", "--deep"],
+        &["reindex"],
+        &["gc", "--dry-run"],
+        &["label", SESSION, "team=infra"],
+    ] {
+        let output = run_bounded(&bucket, &root, args);
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{args:?}: {text}");
+    }
+    assert_eq!(&files_below(&root), bucket.files_at(LAST));
+}
+
+#[test]
+fn numbers_in_a_header_are_bounded() {
+    let edits: [(&str, fn(&mut Value)); 7] = [
+        ("offset", |header| {
+            header["parts"][0]["start"] = json!(u64::MAX)
+        }),
+        ("seq of a part", |header| {
+            header["parts"][0]["seq"] = json!(u64::MAX)
+        }),
+        ("rollback", |header| header["rollback_to"] = json!(u64::MAX)),
+        ("moves", |header| {
+            let moved = json!({"from": "a", "to": "b"});
+            header["moves"] = json!(vec![moved; 20_001]);
+        }),
+        ("turn", |header| {
+            header["checkpoints"] = json!([{"number": 1, "turn": u64::MAX,
+                "at": "2026-05-01T12:00:00Z", "transcript_lengths": {}}]);
+        }),
+        ("length of a transcript", |header| {
+            header["checkpoints"] = json!([{"number": 1, "turn": 1,
+                "at": "2026-05-01T12:00:00Z", "transcript_lengths": {TRANSCRIPT: u64::MAX}}]);
+        }),
+        ("origin", |header| {
+            header["fork"] = json!({"session": "s2", "seq": 1, "turn": 1, "files": []});
+        }),
+    ];
+    for (what, edit) in edits {
+        check_damage(what, "000000000004.gz", async |bucket| {
+            bucket.edit(DAMAGED_SEQ, |header, _| edit(header)).await;
+        });
+    }
+}
+
+/// Stores a session that consists of the first entry of a fork. Its transcript is that of `s1`.
+pub async fn put_fork(bucket: &Bucket, session: &str, origin: &str, seq: Seq) {
+    let files = bucket.files_at(LAST);
+    let transcript = &files[TRANSCRIPT];
+    let header = json!({
+        "version": 1, "kind": "claim", "namespace": "team", "agent": "claude-code",
+        "session": session, "seq": 1, "writer": "w1", "at": "2026-05-01T12:00:00Z",
+        "prev_digest": null,
+        "fork": {
+            "session": origin, "seq": seq, "turn": 0,
+            "transcript_lengths": {TRANSCRIPT.replace(SESSION, origin): transcript.len()},
+            "files": [{
+                "path": TRANSCRIPT.replace(SESSION, session), "kind": "append", "start": 0,
+                "len": transcript.len(), "mode": 384, "mtime_ns": 0,
+                "file_sha256": sessiond::model::Digest::of(transcript).to_string(),
+            }],
+        },
+    });
+    let key = format!("v1/team/claude-code/{session}/log/000000000001.gz");
+    let bytes = Bytes::from(gzip(format!("{header}\n").as_bytes()));
+    bucket.storage.store.put(&key, bytes).await.unwrap();
+}
+
+#[test]
+fn forks_of_forks_are_read_one_after_the_other() {
+    let bucket = local(async {
+        let bucket = Bucket::new().await;
+        // Without the side file, every fork is the transcript only.
+        put_fork(&bucket, "f1", SESSION, LAST).await;
+        for depth in 2..=400 {
+            put_fork(&bucket, &format!("f{depth}"), &format!("f{}", depth - 1), 1).await;
+        }
+        put_fork(&bucket, "itself", "itself", 1).await;
+        put_fork(&bucket, "ping", "pong", 1).await;
+        put_fork(&bucket, "pong", "ping", 1).await;
+        bucket
+    });
+    for (session, message) in [
+        ("f101", "session f101 has more than 100 origins"),
+        ("f400", "session f400 has more than 100 origins"),
+        ("itself", "session itself is a fork of itself"),
+        ("ping", "session ping is a fork of itself"),
+    ] {
+        let root = bucket.home.home().join(session);
+        for command in ["restore", "show"] {
+            let output = run_bounded(&bucket, &root, &[command, session]);
+            let text = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(6), "{command} {session}: {text}");
+            assert!(text.contains(message), "{command} {session}: {text}");
+        }
+    }
+    let root = bucket.home.home().join("deep");
+    let restored = run_bounded(&bucket, &root, &["restore", "f100"]);
+    let text = String::from_utf8_lossy(&restored.stderr);
+    assert_eq!(restored.status.code(), Some(0), "{text}");
+    assert_eq!(
+        files_below(&root)[&TRANSCRIPT.replace(SESSION, "f100")],
+        bucket.files_at(LAST)[TRANSCRIPT]
+    );
+    let forked = run_bounded(&bucket, &root, &["fork", "f100", "--id", "one-more"]);
+    let text = String::from_utf8_lossy(&forked.stderr);
+    assert_eq!(forked.status.code(), Some(7), "{text}");
+    assert!(
+        text.contains("100 times in a row, which is the maximum")
+            && text.contains("hint: run \"sessiond export f100 -o f100.tar.gz\""),
+        "{text}"
+    );
+}
+
+#[test]
+fn an_object_of_another_session_agent_or_namespace_is_rejected() {
+    for (field, value) in [
+        ("namespace", "other"),
+        ("agent", "codex"),
+        ("session", "s2"),
+    ] {
+        check_damage(field, "it belongs to session", async |bucket| {
+            bucket
+                .edit(DAMAGED_SEQ, |header, _| header[field] = json!(value))
+                .await;
+        });
+    }
+    // Metadata of another tenant.
+    let bucket = local(async {
+        let bucket = Bucket::new().await;
+        let text = br#"{"version":1,"namespace":"other","agent":"claude-code","session":"s1","ttl":{"seconds":1}}"#;
+        let key = keys::metadata(&bucket.storage.id(SESSION), 1);
+        let body = Bytes::from_static(text);
+        bucket.storage.store.put(&key, body).await.unwrap();
+        bucket
+    });
+    let root = bucket.home.home().join("metadata");
+    let output = bucket.run(&root, &["label", SESSION, "team=infra"]);
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(6), "{text}");
+    assert!(text.contains("in namespace other"), "{text}");
+}
+
+#[test]
+fn an_object_that_is_larger_than_any_writer_makes_it_is_not_read() {
+    let bucket = local(Bucket::new());
+    let path = |key: &str| bucket.home.path().join("store").join(key);
+    let sparse = |key: &str, len: u64| {
+        let path = path(key);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let file = std::fs::OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(path)
+            .unwrap();
+        file.set_len(len).unwrap();
+    };
+    let id = bucket.storage.id(SESSION);
+    // A snapshot is not needed; its entries are read instead.
+    sparse(&keys::snapshot(&id, 3), 3 << 30);
+    let root = bucket.home.home().join("large");
+    let restored = run_bounded(&bucket, &root, &["restore", SESSION]);
+    let text = String::from_utf8_lossy(&restored.stderr);
+    assert_eq!(restored.status.code(), Some(0), "{text}");
+    sparse(&bucket.key(DAMAGED_SEQ), 3 << 30);
+    sparse(&keys::metadata(&id, 1), 2 << 20);
+    bucket.assert_rejected("3 GiB", "the object has more than", DAMAGED_SEQ - 1);
+    for args in [
+        &["reindex"][..],
+        &["gc", "--dry-run"],
+        &["verify", "--all", "--deep"],
+    ] {
+        run_bounded(&bucket, &root, args);
+    }
+}
+
+/// Stores a session of a claim and one delta with these files.
+async fn put_session(bucket: &Bucket, agent: &str, session: &str, files: &[(&str, &str)]) {
+    let digest = |bytes: &[u8]| sessiond::model::Digest::of(bytes).to_string();
+    let header = |kind: &str, seq: Seq| {
+        json!({
+            "version": 1, "kind": kind, "namespace": "team", "agent": agent, "session": session,
+            "seq": seq, "writer": "w1", "at": "2026-05-01T12:00:00Z", "prev_digest": null,
+        })
+    };
+    let claim = gzip(format!("{}\n", header("claim", 1)).as_bytes());
+    let mut delta = header("delta", 2);
+    delta["prev_digest"] = json!(digest(&claim));
+    let parts = files.iter().map(|(path, text)| {
+        json!({
+            "path": path, "kind": "append", "start": 0, "len": text.len(), "mode": 384,
+            "mtime_ns": 0, "file_sha256": digest(text.as_bytes()),
+        })
+    });
+    delta["parts"] = parts.collect();
+    let body: String = files.iter().map(|(_, text)| *text).collect();
+    let delta = gzip(format!("{delta}\n{body}").as_bytes());
+    for (seq, bytes) in [(1, claim), (2, delta)] {
+        let key = format!("v1/team/{agent}/{session}/log/{seq:012}.gz");
+        let body = Bytes::from(bytes);
+        bucket.storage.store.put(&key, body).await.unwrap();
+    }
+}
+
+#[test]
+fn a_log_brings_no_file_of_another_session() {
+    const A: &str = "01a1e49d-7687-7f82-b27f-241a8389801d";
+    const B: &str = "01a1e49d-4e2a-73f0-97e6-fda286973bd3";
+    let rollout = |id: &str| format!("sessions/2026/11/16/rollout-2026-11-16T13-48-07-{id}.jsonl");
+    let meta = |session: &str| format!("{{\"payload\":{{\"session_id\":\"{session}\"}}}}\n");
+    let chat = |id: &str| format!("tmp/app/chats/session-2026-11-16T13-48-{}.jsonl", &id[..8]);
+    let line = |session: &str| format!("{{\"sessionId\":\"{session}\"}}\n");
+    let plan = "plans/wild-otter.md".to_owned();
+    let own = format!("projects/-w/{A}.jsonl");
+    // The own files of a session, and a file that is not its own.
+    let cases = [
+        ("codex", rollout(A), meta(A), rollout(B), meta(B)),
+        ("codex", rollout(A), meta(A), rollout(B), "{}\n".to_owned()),
+        (
+            "gemini",
+            chat(A),
+            line(A),
+            "tmp/x/chats/session-b.jsonl".to_owned(),
+            line(B),
+        ),
+        (
+            "gemini",
+            chat(A),
+            line(A),
+            "tmp/other/.project_root".to_owned(),
+            "/w".to_owned(),
+        ),
+        (
+            "claude-code",
+            own.clone(),
+            line(A),
+            plan,
+            "a plan of B".to_owned(),
+        ),
+        (
+            "claude-code",
+            own,
+            line(A),
+            "settings.json".to_owned(),
+            "{}".to_owned(),
+        ),
+    ];
+    for (agent, own, text, foreign, content) in cases {
+        let bucket = local(async {
+            let bucket = Bucket::new().await;
+            let files = [(own.as_str(), text.as_str()), (&foreign, &content)];
+            put_session(&bucket, agent, A, &files).await;
+            bucket
+        });
+        let root = bucket.home.home().join("agent");
+        std::fs::create_dir(&root).unwrap();
+        let restored = bucket.run(&root, &["restore", A, "--agent", agent]);
+        let text = String::from_utf8_lossy(&restored.stderr);
+        assert_eq!(restored.status.code(), Some(6), "{agent} {foreign}: {text}");
+        assert!(
+            text.contains(&format!("{foreign} is not a file of session {A}")),
+            "{agent}: {text}"
+        );
+        assert!(paths_below(&root).is_empty(), "{agent} {foreign}");
+        // A copy leaves the file out.
+        let copy = bucket.home.home().join("copy");
+        let to = copy.to_str().unwrap();
+        let pulled = bucket.run(&root, &["pull", A, "--agent", agent, "--to", to]);
+        let text = String::from_utf8_lossy(&pulled.stderr);
+        assert_eq!(pulled.status.code(), Some(0), "{agent} {foreign}: {text}");
+        assert!(
+            text.contains("the file is left out"),
+            "{agent} {foreign}: {text}"
+        );
+        let names: Vec<String> = files_below(&copy).into_keys().collect();
+        assert_eq!(names, [own], "{agent}");
+    }
+}
+
+#[test]
+fn a_copy_is_not_written_into_or_above_the_agents_directory() {
+    let bucket = local(Bucket::new());
+    let root = bucket.home.home().join("deep/agent");
+    std::fs::create_dir_all(&root).unwrap();
+    let link = bucket.home.home().join("link");
+    std::os::unix::fs::symlink(bucket.home.home().join("deep"), &link).unwrap();
+    for (to, relation) in [
+        (root.clone(), "is in"),
+        (root.join("new/below"), "is in"),
+        (bucket.home.home().join("deep"), "contains"),
+        (bucket.home.home(), "contains"),
+        (link.clone(), "contains"),
+        (link.join("agent/new"), "is in"),
+    ] {
+        let to = to.to_str().unwrap();
+        let pulled = bucket.run(&root, &["pull", SESSION, "--to", to]);
+        let text = String::from_utf8_lossy(&pulled.stderr);
+        assert_eq!(pulled.status.code(), Some(2), "{to}: {text}");
+        assert!(
+            text.contains(&format!("it {relation} the agent's directory")),
+            "{to}: {text}"
+        );
+    }
+    assert!(paths_below(&root).is_empty());
+}
+
+#[test]
+fn text_from_a_bucket_cannot_control_the_terminal() {
+    const HOSTILE: &str = "title\u{202e}gpj.exe\u{9b}31m\u{2066}\u{85}";
+    let bucket = local(async {
+        let bucket = Bucket::new().await;
+        let line = json!({
+            "type": "user", "sessionId": "s7", "uuid": "u1", "timestamp": "2026-05-01T12:00:00Z",
+            "cwd": HOSTILE, "message": {"role": "user", "content": HOSTILE},
+        });
+        let text = format!("{line}\n");
+        put_session(
+            &bucket,
+            "claude-code",
+            "s7",
+            &[("projects/-w/s7.jsonl", &text)],
+        )
+        .await;
+        bucket
+    });
+    let root = bucket.home.home().join("agent");
+    assert_eq!(bucket.run(&root, &["reindex"]).status.code(), Some(0));
+    for args in [
+        &["ls"][..],
+        &["ls", "--json"],
+        &["show", "s7"],
+        &["show", "s7", "--json"],
+        &["messages", "s7"],
+        &["messages", "s7", "--json"],
+        &["tail", "s7"],
+        &["tail", "s7", "--json"],
+        &["inspect", "s7"],
+        &["restore", HOSTILE],
+    ] {
+        let output = bucket.run(&root, args);
+        for bytes in [&output.stdout, &output.stderr] {
+            let text = std::str::from_utf8(bytes).unwrap();
+            let found = text.chars().find(|letter| {
+                sessiond::sys::terminal::is_unsafe(*letter) && !"\n\t".contains(*letter)
+            });
+            assert_eq!(found, None, "{args:?}: {text:?}");
+        }
     }
 }

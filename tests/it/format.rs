@@ -243,3 +243,29 @@ fn the_entrypoint_of_the_examples_works() {
         "{output:?}"
     );
 }
+
+needs_tools!(the_recipe_refuses_paths_outside_of_its_target);
+fn the_recipe_refuses_paths_outside_of_its_target() {
+    if let Err(why) = fetch::program("jq") {
+        return crate::support::skip(&why);
+    }
+    for path in ["../escaped", "/tmp/escaped", "a/../../escaped"] {
+        let home = TempHome::new();
+        let (directory, to) = (home.path().join("session"), home.path().join("to"));
+        std::fs::create_dir_all(directory.join("log")).unwrap();
+        let header = serde_json::json!({"parts": [{"start": 0, "len": 1, "path": path}]});
+        let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        std::io::Write::write_all(&mut gzip, format!("{header}\nx").as_bytes()).unwrap();
+        let entry = directory.join("log/000000000001.gz");
+        std::fs::write(entry, gzip.finish().unwrap()).unwrap();
+        let output = Command::new("sh")
+            .args(["-c", &recipe(), "recover"])
+            .args([&directory, &to])
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{path}");
+        assert!(text.contains("error: unsafe path: "), "{path}: {text}");
+        assert!(!home.path().join("escaped").exists(), "{path}");
+    }
+}

@@ -129,6 +129,7 @@ pub fn entry(log: &LogId, seq: Seq, parts: Vec<Part>) -> EntryRecord {
         } else {
             EntryKind::Delta
         },
+        namespace: log.namespace.clone(),
         agent: log.agent.clone(),
         session: log.name.clone(),
         seq,

@@ -15,7 +15,7 @@ use sessiond::model::{
 
 fn header(seq: Seq, prev: Option<Digest>, after: Option<Seq>, writer: &str) -> EntryHeader {
     let text = serde_json::json!({
-        "version": 1, "kind": EntryKind::Delta, "agent": "a", "session": "s", "seq": seq, "writer": writer, "at": "2026-05-01T12:00:00Z",
+        "version": 1, "kind": EntryKind::Delta, "namespace": "n", "agent": "a", "session": "s", "seq": seq, "writer": writer, "at": "2026-05-01T12:00:00Z",
         "prev_digest": prev,
     });
     EntryHeader {
@@ -25,7 +25,10 @@ fn header(seq: Seq, prev: Option<Digest>, after: Option<Seq>, writer: &str) -> E
 }
 
 fn read_back(header: EntryHeader) -> Result<Entry, Error> {
-    decode("x", &encode::<Vec<u8>>(header, &[]).unwrap().bytes)
+    // A writer refuses what a reader rejects.
+    let encoded = encode::<Vec<u8>>(header, &[]);
+    let encoded = encoded.map_err(|error| Error::corrupt(error.to_string()))?;
+    decode("x", &encoded.bytes)
 }
 
 fn entry(header: EntryHeader) -> Entry {

@@ -52,7 +52,7 @@ fn files() -> impl Strategy<Value = Files> {
         bytes,
         0u32..0o1000,
         any::<i64>(),
-        any::<u64>(),
+        0u64..8,
     );
     proptest::collection::vec(file, 0..6).prop_map(|files| {
         let files =
@@ -77,7 +77,7 @@ fn files() -> impl Strategy<Value = Files> {
 
 fn header(files: &Files) -> EntryHeader {
     let text = serde_json::json!({
-        "version": 1, "kind": EntryKind::Snapshot, "agent": "a", "session": "s", "seq": 7, "writer": "w", "at": "2026-05-01T12:00:00Z",
+        "version": 1, "kind": EntryKind::Snapshot, "namespace": "n", "agent": "a", "session": "s", "seq": 7, "writer": "w", "at": "2026-05-01T12:00:00Z",
         "prev_digest": null, "prev_seq": 0,
         "covers": {
             "first_seq": 1, "digest": Digest::of(b"entry 7"), "first_at": "2026-05-01T11:00:00Z", "entries": 7, "raw_bytes": 9, "stored_bytes": 9, "writers": {},

@@ -8,6 +8,9 @@ use crate::model::{
     Block, Message, Role, SessionFacts, Tokens, ToolCall, TranscriptLine, TurnBoundary,
 };
 
+/// A reported cost of a response from this on is implausible, and counts as unknown. In US dollars.
+const MAX_COST: f64 = 1e6;
+
 /// Parses a line and returns the session ID of its row; none if it is not a JSON object.
 pub fn read(line: &[u8]) -> Option<(Option<String>, TranscriptLine)> {
     let line = json::object(line)?;
@@ -104,7 +107,7 @@ fn part(line: &Value, row: &Value, data: &Value) -> TranscriptLine {
                 cost: data
                     .get("cost")
                     .and_then(Value::as_f64)
-                    .filter(|cost| *cost > 0.0)
+                    .filter(|cost| *cost > 0.0 && *cost < MAX_COST)
                     .map(|cost| (cost * 1e6).round() as u64),
                 is_complete: true,
                 ..message(Role::System, "usage", Vec::new())

@@ -161,6 +161,7 @@ fn history(actions: Vec<Action>) -> Vec<Entry> {
         let header = EntryHeader {
             version: version::ENTRY,
             kind,
+            namespace: "n".parse().unwrap(),
             agent: "a".parse().unwrap(),
             session: "s".parse().unwrap(),
             seq,

@@ -19,7 +19,8 @@ use super::disk::{
     STORE_ID_FILE, TEMP_DIR, TempFile, is_missing, lacks_hard_links, rename_exclusive,
 };
 use crate::error::{Error, Result};
-use crate::store::{CreateOutcome, ListPage, Object};
+use crate::model::keys;
+use crate::store::{CreateOutcome, ListPage, Object, check_len};
 use crate::sys::atomic_file::sync_directory;
 
 /// Maximum number of objects in a page, by contract.
@@ -112,29 +113,30 @@ impl ObjectDirectory {
         self.sync_parent(path)
     }
 
-    pub(super) fn get(&self, path: &Path) -> Result<Option<Bytes>> {
+    pub(super) fn get(&self, key: &str, path: &Path) -> Result<Option<Bytes>> {
         // Without this flag, opening a named pipe would block forever.
         let open = OpenOptions::new()
             .read(true)
             .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
             .open(path);
-        let mut file = match open {
+        let file = match open {
             Ok(file) => file,
             Err(cause) if is_missing(&cause) => return self.check_identity().map(|()| None),
             Err(cause) => return Err(Error::io(format!("open {}", path.display()), cause)),
         };
-        let read = || -> io::Result<Option<Vec<u8>>> {
-            let metadata = file.metadata()?;
-            if !metadata.is_file() {
-                return Ok(None);
-            }
-            let mut body = Vec::with_capacity(usize::try_from(metadata.len()).unwrap_or(0));
-            file.read_to_end(&mut body)?;
-            Ok(Some(body))
-        }();
-        Ok(read
-            .map_err(|cause| Error::io(format!("read {}", path.display()), cause))?
-            .map(Bytes::from))
+        let failed = |cause| Error::io(format!("read {}", path.display()), cause);
+        let metadata = file.metadata().map_err(failed)?;
+        if !metadata.is_file() {
+            return Ok(None);
+        }
+        check_len(key, metadata.len())?;
+        let mut body = Vec::with_capacity(usize::try_from(metadata.len()).unwrap_or(0));
+        // The file may grow while it is read.
+        file.take(keys::max_object_len(key) + 1)
+            .read_to_end(&mut body)
+            .map_err(failed)?;
+        check_len(key, body.len() as u64)?;
+        Ok(Some(Bytes::from(body)))
     }
 
     pub(super) fn list(

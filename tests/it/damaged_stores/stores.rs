@@ -114,6 +114,7 @@ impl Session {
         let mut header = EntryHeader {
             version: version::ENTRY,
             kind,
+            namespace: self.id.namespace.clone(),
             agent: self.id.agent.clone(),
             session: self.id.name.clone(),
             seq,
