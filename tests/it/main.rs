@@ -14,6 +14,7 @@
 )]
 
 mod agents;
+mod any_bucket;
 mod bad_bucket;
 mod bad_input;
 mod clients;
