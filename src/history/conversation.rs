@@ -185,18 +185,43 @@ impl ThreadTree {
         depth: usize,
         messages: &mut Vec<ThreadedMessage>,
     ) {
-        let Some(thread) = self.threads.remove(&name) else {
-            return;
-        };
-        for (index, message) in thread.into_iter().enumerate() {
+        // A loop, because transcripts determine how deep sub-agents are nested.
+        let mut open: Vec<OpenThread> = self.open_thread(name, depth).into_iter().collect();
+        while let Some(thread) = open.last_mut() {
+            let Some((index, message)) = thread.rest.next() else {
+                open.pop();
+                continue;
+            };
+            let depth = thread.depth;
             messages.push(ThreadedMessage { depth, message });
-            let children = self.children.remove(&(name.clone(), index));
-            for child in children.unwrap_or_default() {
-                self.push_thread(Some(child), depth + 1, messages);
+            let children = self.children.remove(&(thread.name.clone(), index));
+            // The first one is on top.
+            for child in children.unwrap_or_default().into_iter().rev() {
+                open.extend(self.open_thread(Some(child), (depth + 1).min(MAX_DEPTH)));
             }
         }
     }
+
+    /// Takes a thread out of the tree; none if it was taken before.
+    fn open_thread(&mut self, name: Option<String>, depth: usize) -> Option<OpenThread> {
+        let thread = self.threads.remove(&name)?;
+        Some(OpenThread {
+            name,
+            depth,
+            rest: thread.into_iter().enumerate(),
+        })
+    }
 }
+
+/// A thread whose messages are being pushed.
+struct OpenThread {
+    name: Option<String>,
+    depth: usize,
+    rest: std::iter::Enumerate<std::vec::IntoIter<DisplayMessage>>,
+}
+
+/// Maximum depth that is shown. Deeper sub-agents are indented as if they had this depth.
+const MAX_DEPTH: usize = 16;
 
 /// The message that a sub-agent follows: the call with the sub-agent's prompt, or else the last
 /// call before its first message.

@@ -9,7 +9,6 @@ use super::Logs;
 use super::chain::EntryChain;
 use super::fetch::SegmentFetcher;
 use super::fork::SessionRenamer;
-use super::lineage::OriginReader;
 use super::options::{NewSink, ReadOptions};
 use super::recovery::{Exclusions, Stop};
 use super::segments::{Segment, select_segments};
@@ -222,15 +221,14 @@ impl<'a, S: EntrySink + Send> ReadAttempt<'a, S> {
     async fn apply_fork_origin(&mut self, fork: &ForkOrigin) -> Result<()> {
         let mut sink = match &mut self.origin {
             Origin::Unread => {
-                let mut reader = OriginReader {
-                    logs: self.logs,
-                    id: self.id,
-                    concurrency: self.options.concurrency,
-                    new_sink: &mut *self.new_sink,
-                    objects: 0,
-                };
-                let sink = reader.read(fork).await?;
-                self.objects += reader.objects;
+                let read = self.logs.read_origin(
+                    self.id,
+                    fork,
+                    self.options.concurrency,
+                    &mut *self.new_sink,
+                );
+                let (sink, objects) = read.await?;
+                self.objects += objects;
                 sink
             }
             Origin::Read(origin) => {

@@ -40,7 +40,7 @@ pub(super) type Decoded = Result<Option<Entry>>;
 
 /// A segment that was decoded ahead, or that is decoded when it is consumed.
 enum Ahead {
-    Decoded(Option<Entry>),
+    Decoded(Option<Box<Entry>>),
     Stored(String, Bytes),
 }
 
@@ -85,7 +85,7 @@ impl<'a> SegmentFetcher<'a> {
         let ahead = decoded.await.map_err(task_failed).and_then(|ahead| ahead);
         self.logs.progress.add_done(segment.size);
         let decoded = match ahead {
-            Ok(Ahead::Decoded(entry)) => Ok(entry),
+            Ok(Ahead::Decoded(entry)) => Ok(entry.map(|entry| *entry)),
             Ok(Ahead::Stored(key, stored)) => decode(&self.id, &segment, &key, &stored).map(Some),
             Err(error) => Err(error),
         };
@@ -119,7 +119,7 @@ impl<'a> SegmentFetcher<'a> {
                 let max = MAX_DECODED_AHEAD_RAW_BYTES;
                 Ok(match decode_up_to(&id, &segment, &key, &stored, max)? {
                     None => Ahead::Stored(key, stored),
-                    decoded => Ahead::Decoded(decoded),
+                    Some(entry) => Ahead::Decoded(Some(Box::new(entry))),
                 })
             };
             // A task per segment, so that decoding uses every core.

@@ -42,6 +42,30 @@ impl Logs {
         )))
     }
 
+    /// Reads the origin of the fork `id` up to the point of the fork. Returns its sink, and the
+    /// number of objects read.
+    pub(super) fn read_origin<'a, S: EntrySink + Send + 'a>(
+        &'a self,
+        id: &'a LogId,
+        fork: &'a ForkOrigin,
+        concurrency: usize,
+        new_sink: NewSink<'a, S>,
+    ) -> BoxFuture<'a, Result<(S, usize)>> {
+        // An attempt contains this future, and it contains attempts. These never start another one:
+        // they are given their origin.
+        Box::pin(async move {
+            let mut reader = OriginReader {
+                logs: self,
+                id,
+                concurrency,
+                new_sink,
+                objects: 0,
+            };
+            let sink = reader.read(fork).await?;
+            Ok((sink, reader.objects))
+        })
+    }
+
     /// The origins of the session `id`, the nearest first. `fork` is its own origin.
     async fn lineage(&self, id: &LogId, fork: &ForkOrigin) -> Result<Vec<OriginPoint>> {
         let mut lineage: Vec<OriginPoint> = Vec::new();
@@ -77,39 +101,35 @@ impl Logs {
 }
 
 /// Reads the origin of a fork.
-pub(super) struct OriginReader<'a, S> {
-    pub(super) logs: &'a Logs,
+struct OriginReader<'a, S> {
+    logs: &'a Logs,
     /// The fork.
-    pub(super) id: &'a LogId,
-    pub(super) concurrency: usize,
-    pub(super) new_sink: NewSink<'a, S>,
+    id: &'a LogId,
+    concurrency: usize,
+    new_sink: NewSink<'a, S>,
     /// Number of objects read.
-    pub(super) objects: usize,
+    objects: usize,
 }
 
 impl<S: EntrySink + Send> OriginReader<'_, S> {
     /// Returns the sink of the origin at the point of the fork.
-    pub(super) fn read<'b>(&'b mut self, fork: &'b ForkOrigin) -> BoxFuture<'b, Result<S>> {
-        // Attempts contain this future, and it contains attempts. These never start another one:
-        // they are given their origin.
-        Box::pin(async move {
-            let lineage = self.logs.lineage(self.id, fork).await?;
-            let mut readers = Vec::with_capacity(lineage.len());
-            for origin in &lineage {
-                let options = ReadOptions {
-                    at: LogPoint::Seq(origin.fork.seq),
-                    concurrency: self.concurrency,
-                    ..ReadOptions::default()
-                };
-                readers.push(LogReader::open(self.logs, &origin.id, options).await?);
+    async fn read(&mut self, fork: &ForkOrigin) -> Result<S> {
+        let lineage = self.logs.lineage(self.id, fork).await?;
+        let mut readers = Vec::with_capacity(lineage.len());
+        for origin in &lineage {
+            let options = ReadOptions {
+                at: LogPoint::Seq(origin.fork.seq),
+                concurrency: self.concurrency,
+                ..ReadOptions::default()
+            };
+            readers.push(LogReader::open(self.logs, &origin.id, options).await?);
+        }
+        // After damage, all of them are read again, and each leaves out what it found damaged.
+        loop {
+            if let Some(sink) = self.read_once(&lineage, &mut readers).await? {
+                return Ok(sink);
             }
-            // After damage, all of them are read again, and each leaves out what it found damaged.
-            loop {
-                if let Some(sink) = self.read_once(&lineage, &mut readers).await? {
-                    return Ok(sink);
-                }
-            }
-        })
+        }
     }
 
     /// Reads every origin once, the oldest first. Returns none if another attempt is needed.

@@ -20,7 +20,7 @@ pub fn is_unsafe(letter: char) -> bool {
 
 /// Replaces unsafe characters, line breaks included.
 pub fn clean(text: &str) -> String {
-    replace(text, |letter| is_unsafe(letter))
+    replace(text, is_unsafe)
 }
 
 /// Replaces unsafe characters, but keeps line breaks and tabs.
