@@ -12,7 +12,10 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::{DAY, FileClass, Profile, env_or_home, is_never_stored, is_uuid, stored_in_session};
+use super::{
+    DAY, FileClass, NewSessionArgs, Profile, env_or_home, is_never_stored, is_uuid,
+    stored_in_session,
+};
 use crate::model::{
     AgentName, FileKind, LogName, ProjectId, RelPath, SessionFacts, SessionId, TranscriptLine,
 };
@@ -143,6 +146,13 @@ impl Profile for Gemini {
             }
         }
         Some(line)
+    }
+
+    fn new_session_args(&self, id: &SessionId) -> NewSessionArgs {
+        match is_uuid(id.as_str()) {
+            true => NewSessionArgs::Args(vec!["--session-id".to_owned(), id.to_string()]),
+            false => NewSessionArgs::InvalidId("Gemini CLI requires a UUID"),
+        }
     }
 
     fn resume_args(&self, id: &SessionId) -> Vec<String> {
