@@ -16,6 +16,7 @@ use super::collect::{GcStep, LogListing, RetentionPolicy, plan_steps};
 use super::compact::merge_small_segments;
 use super::remove::remove_if_head;
 use super::status;
+use crate::codec;
 use crate::codec::pin::Pin;
 use crate::error::{Error, ErrorContext, ErrorKind, Result};
 use crate::log::Logs;
@@ -305,8 +306,8 @@ impl LogCollector<'_> {
                     .segments
                     .iter()
                     .map(|segment| (segment.key(self.id), segment.size));
-                self.delete(self.metadata_keys(metadata_versions).chain(entry))
-                    .await
+                let metadata = self.metadata_keys(metadata_versions).await?;
+                self.delete(metadata.into_iter().chain(entry)).await
             }
         }
     }
@@ -410,15 +411,29 @@ impl LogCollector<'_> {
         });
         let pins = self.logs.pins(self.id).await?;
         let pins = pins.iter().map(|pin| (pin.key(self.id), 0));
-        let metadata = self.metadata_keys(metadata_versions);
+        let metadata = self.metadata_keys(metadata_versions).await?;
         self.delete(segments.chain(branches).chain(pins).chain(metadata))
             .await
     }
 
-    fn metadata_keys(&self, versions: &[u64]) -> impl Iterator<Item = (String, u64)> {
-        versions
-            .iter()
-            .map(|version| (keys::metadata(self.id, *version), 0))
+    /// The metadata, and before it the references of its request IDs: without the metadata, no
+    /// collector would find them.
+    async fn metadata_keys(&self, versions: &[u64]) -> Result<Vec<(String, u64)>> {
+        let (mut references, mut metadata) = (Vec::new(), Vec::new());
+        for version in versions {
+            let key = keys::metadata(self.id, *version);
+            let stored = self.logs.store.get(&key).await?;
+            let decoded = stored.map(|bytes| codec::metadata::decode(self.id, &key, &bytes));
+            // Damaged metadata is deleted, too.
+            if let Some(Ok(decoded)) = decoded
+                && let Some(request_id) = decoded.request_id
+            {
+                references.push((keys::request_reference(self.id, &request_id), 0));
+            }
+            metadata.push((key, 0));
+        }
+        references.extend(metadata);
+        Ok(references)
     }
 
     async fn delete(&self, keys: impl Iterator<Item = (String, u64)>) -> Result<Deleted> {

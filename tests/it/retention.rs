@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use crate::support::TempHome;
-use crate::support::backend::{Backend, transcript};
+use crate::support::backend::{Backend, eventually, transcript};
 use crate::support::files::append;
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -429,4 +429,25 @@ fn a_purged_session_can_be_imported_again() {
     let before = row();
     backend.run(&home, &["reindex"]).ok();
     assert_eq!(row(), before);
+}
+
+#[test]
+fn a_purged_session_leaves_no_request_reference() {
+    let (backend, home) = (Backend::file(), TempHome::new());
+    let mut daemon = backend.daemon(&home, &["--request", "job-7"]);
+    append(&transcript(&home, "s1"), "{\"n\":1}\n");
+    backend.run(&home, &["flush", "--wait"]).ok();
+    let references = backend
+        .path()
+        .join("bucket/v1/default/claude-code/.requests/job-7");
+    eventually("the session has the request ID", || {
+        references.join("s1.json").exists()
+    });
+    daemon.kill();
+    backend.run(&home, &["rm", "s1", "--yes"]).ok();
+    for _ in 0..3 {
+        age_objects(&backend, Duration::from_secs(10 * 24 * 60 * 60));
+        backend.run(&home, &["gc"]).ok();
+    }
+    assert!(!references.join("s1.json").exists());
 }
