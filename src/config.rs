@@ -318,6 +318,13 @@ pub struct OutputConfig {
     #[arg(long, global = true, env = "SESSIOND_LOG", value_name = "LEVEL")]
     pub log: Option<String>,
 
+    /// File to which log lines are also appended [default: none]
+    ///
+    /// While run executes a command on a terminal, no log line is written to the terminal. The file
+    /// gets all of them.
+    #[arg(long, global = true, env = "SESSIOND_LOG_FILE", value_name = "FILE")]
+    pub log_file: Option<PathBuf>,
+
     /// Log format: text or json [default: text]
     #[arg(
         long,

@@ -10,6 +10,7 @@ pub mod flush_state;
 pub mod handle;
 pub mod index_queue;
 pub mod metadata_queue;
+mod outage;
 pub mod recover;
 pub mod scan;
 pub mod stream_counters;

@@ -17,6 +17,7 @@ use super::CaptureContext;
 use super::flush::{FlushOutcome, LogFlusher};
 use super::flush_state::{FlushAction, FlushEvent, RunningFlush};
 use super::handle::{Command, FinishReport, FlushReport, StreamerHandle};
+use super::outage::OutageLog;
 use super::scan::{DirectoryScan, LogCache, ScannedFile, log_of, scan, scan_cached};
 use super::tracked_log::{LogStatus, StreamSummary, TrackedLog};
 use super::waiters::{Waiter, Waiters};
@@ -27,6 +28,7 @@ use crate::index::Failure;
 use crate::log::ledger::Ledger;
 use crate::model::{LogName, RelPath, SessionId};
 use crate::store::Store;
+use crate::sys::lines::one_line;
 use crate::sys::{Backoff, Directory};
 
 /// Maximum time between two full scans while logs change. A scan finds changes without an event.
@@ -40,6 +42,10 @@ const NEW_DIRECTORY_SCAN_DELAY: Duration = Duration::from_secs(1);
 const EVENT_DEBOUNCE: Duration = Duration::from_millis(30);
 /// Delay between attempts during the final flush, which has a deadline of its own.
 const FINAL_RETRY_DELAY: Duration = Duration::from_millis(250);
+/// Failed attempts of a final flush from one log line to the next: one line every two seconds.
+const FINAL_LOG_ATTEMPTS: u32 = 8;
+/// Maximum length of an error in a log line, in bytes.
+const MAX_ERROR_LEN: usize = 500;
 /// After this long without a change, the flusher is unloaded from memory. The ledger on disk has
 /// its state.
 const UNLOAD_AFTER: Duration = Duration::from_secs(60);
@@ -74,6 +80,7 @@ pub struct Streamer {
     /// The callers that wait for the end of a running flush to hold its log.
     hold_replies: BTreeMap<LogName, oneshot::Sender<()>>,
     shutdown: Option<Shutdown>,
+    outage: OutageLog,
     /// The skipped files that were logged already.
     logged_skips: BTreeSet<String>,
     log_cache: LogCache,
@@ -103,6 +110,7 @@ impl Streamer {
             waiters: Waiters::default(),
             hold_replies: BTreeMap::new(),
             shutdown: None,
+            outage: OutageLog::default(),
             logged_skips: BTreeSet::new(),
             log_cache: LogCache::new(),
         };
@@ -312,6 +320,7 @@ impl Streamer {
             tracked.update_from_ledger(ledger);
         }
         tracked.flusher = Some(*flusher);
+        self.log_outage(&name, result.as_ref().err());
         let action = match result {
             Ok(outcome) => self.flush_succeeded(&name, running, outcome),
             Err(error) => self.flush_failed(&name, running, &error),
@@ -320,6 +329,31 @@ impl Streamer {
         // replies contain.
         if let Some(action) = action {
             self.execute(&name, action);
+        }
+    }
+
+    /// Logs the first failed flush of an outage, a reminder from time to time, and the recovery.
+    fn log_outage(&mut self, name: &LogName, error: Option<&Error>) {
+        let now = Instant::now();
+        let Some(error) = error else {
+            if let Some(ended) = self.outage.succeeded(name, now) {
+                let (elapsed, attempts) = (ended.elapsed, ended.attempts);
+                tracing::info!(?elapsed, attempts, "flushes succeed again");
+            }
+            return;
+        };
+        // The final flush logs each attempt with the time that remains.
+        if let Some(outage) = self.outage.failed(name, error.kind(), now)
+            && self.shutdown.is_none()
+        {
+            let (attempts, sessions) = (outage.attempts, outage.sessions);
+            let error = one_line(&error.to_string(), MAX_ERROR_LEN);
+            if attempts == 1 {
+                tracing::warn!(session = %name, error, "flush failed; retrying until it succeeds");
+            } else {
+                let elapsed = outage.elapsed;
+                tracing::warn!(session = %name, ?elapsed, attempts, sessions, error, "flushes still fail");
+            }
         }
     }
 
@@ -365,16 +399,15 @@ impl Streamer {
             Some(Shutdown {
                 started, deadline, ..
             }) => {
-                let elapsed = started.elapsed();
-                let remaining = deadline.saturating_duration_since(Instant::now());
-                tracing::warn!(session = %name, attempt, ?elapsed, ?remaining, %error, "final flush failed; retrying");
+                if attempt % FINAL_LOG_ATTEMPTS == 1 {
+                    let elapsed = started.elapsed();
+                    let remaining = deadline.saturating_duration_since(Instant::now());
+                    let error = one_line(&error.to_string(), MAX_ERROR_LEN);
+                    tracing::warn!(session = %name, attempt, ?elapsed, ?remaining, error, "final flush failed; retrying");
+                }
                 FINAL_RETRY_DELAY
             }
-            None => {
-                let retry_in = Backoff::delay(running.failures, self.context.logs.rng.next());
-                tracing::warn!(session = %name, attempt, ?retry_in, %error, "flush failed; retrying");
-                retry_in
-            }
+            None => Backoff::delay(running.failures, self.context.logs.rng.next()),
         };
         let status = &mut self.tracked(name).status;
         status.last_error = Some(error.to_string());

@@ -7,9 +7,10 @@ use rustix::process::Signal;
 use tokio::time::Instant;
 
 use crate::cli::daemon::FinalFlush;
+use crate::cli::logging::TerminalSilence;
 use crate::cli::start::{self, NotStarted, RestoreArgs, Streaming, TakeoverArgs};
 use crate::cli::{daemon, exit, print};
-use crate::config::{Settings, StreamConfig};
+use crate::config::{self, Settings, StreamConfig};
 use crate::daemon::child::Child;
 use crate::daemon::signals::Signals;
 use crate::error::{Error, Result};
@@ -36,6 +37,13 @@ pub struct Args {
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
 
+    /// Kill the command if it still runs this long after SIGTERM [default: never]
+    ///
+    /// Use less than --flush-deadline, which also starts with the signal, so that the final flush can
+    /// follow. SIGINT does not count: agents use it to interrupt a turn.
+    #[arg(long, env = "SESSIOND_KILL_AFTER", value_name = "TIME")]
+    pub kill_after: Option<String>,
+
     /// The reaction to a takeover.
     #[command(flatten)]
     pub takeover: TakeoverArgs,
@@ -52,6 +60,13 @@ pub struct Args {
 /// Runs the command.
 pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let deadline = start::flush_deadline(&args.stream)?;
+    let kill_after = args.kill_after.as_deref();
+    let patience = Patience {
+        after_signal: kill_after
+            .map(|text| config::duration("--kill-after", Some(text), Duration::MAX))
+            .transpose()?,
+        after_takeover: deadline,
+    };
     args.restore.check()?;
     let options = start::options(settings, &args.stream).await?;
     let continues_on_error = args.restore.continues_on_error();
@@ -84,9 +99,12 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
             return Ok(code);
         }
     };
+    // From here on, the terminal belongs to the command.
+    let silence = TerminalSilence::start();
     let mut child = match start_child(&args.command, launch.as_ref()) {
         Ok(child) => child,
         Err((code, error)) => {
+            drop(silence);
             print::error(&error);
             if let Some(streaming) = streaming {
                 stop(streaming, Instant::now() + deadline, &mut signals, false).await?;
@@ -101,7 +119,8 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
             None => std::future::pending().await,
         }
     };
-    let (code, terminated_at) = wait_for(&mut child, &mut signals, takeover, deadline).await;
+    let (code, terminated_at) = wait_for(&mut child, &mut signals, takeover, patience).await;
+    drop(silence);
     if let Some(streaming) = streaming {
         // The agent writes its last lines after the signal, so only now is everything on disk. The
         // stop timeout of the platform starts with the signal.
@@ -133,14 +152,23 @@ fn start_child(command: &[OsString], launch: Option<&Launch>) -> Result<Child, (
         .map_err(|(failure, error)| (exit::of_command(failure), error))
 }
 
+/// How long a command may run after it was asked to terminate.
+#[derive(Debug, Clone, Copy)]
+struct Patience {
+    /// After a signal; none: without limit.
+    after_signal: Option<Duration>,
+    /// After another writer took the session over.
+    after_takeover: Duration,
+}
+
 /// Forwards signals until the child exits. Returns its exit code, and the time of the first signal
-/// that asked it to terminate. After a takeover, the child is asked to terminate, and killed if it
-/// has not exited after `patience`.
+/// that asked it to terminate. After a takeover, the child is asked to terminate. It is killed if it
+/// has not exited in time.
 async fn wait_for(
     child: &mut Child,
     signals: &mut Signals,
     takeover: impl Future<Output = ()>,
-    patience: Duration,
+    patience: Patience,
 ) -> (i32, Option<Instant>) {
     let mut terminated_at = None;
     let mut kill_at = None;
@@ -158,7 +186,7 @@ async fn wait_for(
                 tracing::error!("another writer took the session over; stopping the command");
                 child.send(Signal::TERM);
                 terminated_at = Some(Instant::now());
-                kill_at = Some(Instant::now() + patience);
+                kill_at = Some(Instant::now() + patience.after_takeover);
                 continue;
             }
             () = kill => {
@@ -175,7 +203,11 @@ async fn wait_for(
             continue;
         }
         if signal.is_termination() {
-            terminated_at.get_or_insert_with(Instant::now);
+            let at = *terminated_at.get_or_insert_with(Instant::now);
+            // An agent uses Ctrl-C to interrupt a turn, so SIGINT does not ask it to exit.
+            if signal.number == Signal::TERM.as_raw() {
+                kill_at = kill_at.or(patience.after_signal.map(|patience| at + patience));
+            }
         }
         child.forward(signal);
     }

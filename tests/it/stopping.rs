@@ -4,9 +4,9 @@ use std::net::TcpListener;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::support::TempHome;
 use crate::support::backend::{Backend, Ran, Running, Signal, eventually, transcript};
 use crate::support::files::append;
+use crate::support::{TempHome, slow};
 
 /// A store that accepts connections and never responds.
 struct HangingStore {
@@ -110,4 +110,18 @@ fn clients_of_a_suspended_daemon_time_out() {
     assert_ne!(doctor.code(), 0);
     daemon.signal(Signal::CONT);
     backend.run(&home, &["status"]).ok();
+}
+
+slow!(a_flush_without_a_timeout_does_not_wait_for_a_suspended_daemon);
+fn a_flush_without_a_timeout_does_not_wait_for_a_suspended_daemon() {
+    let (backend, home) = (Backend::file(), TempHome::new());
+    let daemon = backend.daemon(&home, &[]);
+    append(&transcript(&home, "s1"), "{\"n\":1}\n");
+    backend.run(&home, &["flush", "--wait"]).ok();
+    daemon.signal(Signal::STOP);
+    let started = Instant::now();
+    let flush = backend.run(&home, &["flush", "--wait"]);
+    assert!(started.elapsed() < Duration::from_secs(50));
+    daemon.signal(Signal::CONT);
+    flush.fails(5, "cannot wait for the flush: the sessiond for", "ps -o");
 }
