@@ -25,6 +25,8 @@
 )]
 
 #[cfg(not(debug_assertions))]
+mod adopt;
+#[cfg(not(debug_assertions))]
 mod agent;
 #[cfg(not(debug_assertions))]
 mod capture;
@@ -69,6 +71,9 @@ mod verify;
 #[cfg(not(debug_assertions))]
 mod wire;
 
+#[cfg(debug_assertions)]
+#[doc(hidden)]
+pub mod adopt;
 #[cfg(debug_assertions)]
 #[doc(hidden)]
 pub mod agent;

@@ -22,6 +22,10 @@ pub struct ListArgs {
     #[arg(value_name = "ID")]
     pub id: String,
 
+    /// The branch
+    #[arg(long, value_name = "WRITER", help = select::BRANCH_HELP)]
+    pub branch: Option<String>,
+
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -68,7 +72,8 @@ struct CheckpointList<'a> {
 pub async fn list(settings: &Settings, args: ListArgs) -> Result<u8> {
     let parts = Parts::build(settings, None).await?;
     let id = find::by_id(&parts.logs, &args.id).await?;
-    let found = point::list(&parts.logs, &id).await?;
+    let branch = select::branch(&parts, &id, args.branch.as_deref()).await?;
+    let found = point::list(&parts.logs, &id, branch.as_ref()).await?;
     add_missing(&parts, &id).await;
     let code = found.damage.map_or(exit::OK, |damage| {
         print::error(&damage);

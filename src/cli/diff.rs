@@ -13,19 +13,25 @@ const MAX_TEXT_LEN: usize = 200;
 
 /// Show the messages and files that differ between two points of a session
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  sessiond diff 3f2a turn:2 latest")]
+#[command(after_help = "Examples:
+  sessiond diff 3f2a turn:2 latest
+  sessiond diff 3f2a --branch 9c41")]
 pub struct Args {
     /// Session ID or unambiguous prefix
     #[arg(value_name = "ID")]
     pub id: String,
 
     /// First point: latest, turn, turn:N, seq:N, a time or a checkpoint
-    #[arg(value_name = "POINT")]
-    pub from: String,
+    #[arg(value_name = "POINT", required_unless_present = "branch")]
+    pub from: Option<String>,
 
     /// Second point
-    #[arg(value_name = "POINT")]
-    pub to: String,
+    #[arg(value_name = "POINT", required_unless_present = "branch")]
+    pub to: Option<String>,
+
+    /// Compare with this branch: the second point is on it [default points: latest]
+    #[arg(long, value_name = "WRITER")]
+    pub branch: Option<String>,
 
     /// Print JSON
     #[arg(long)]
@@ -35,13 +41,14 @@ pub struct Args {
 /// Prints the difference.
 pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let (from, to) = (
-        select::point("point", &args.from)?,
-        select::point("point", &args.to)?,
+        select::point("point", args.from.as_deref().unwrap_or("latest"))?,
+        select::point("point", args.to.as_deref().unwrap_or("latest"))?,
     );
     let parts = Parts::build(settings, None).await?;
     let id = find::by_id(&parts.logs, &args.id).await?;
     let before = point::resolve(&parts.logs, &id, &from).await?;
-    let after = point::resolve(&parts.logs, &id, &to).await?;
+    let branch = select::branch(&parts, &id, args.branch.as_deref()).await?;
+    let after = point::resolve_on(&parts.logs, &id, branch.as_ref(), &to).await?;
     let reader = ConversationReader::new(&parts.logs, &*parts.profile, &id);
     let difference = diff(reader, &before, &after).await?;
     if args.json {

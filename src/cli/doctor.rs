@@ -10,6 +10,7 @@ use crate::cli::{exit, print};
 use crate::config::Settings;
 use crate::daemon::socket::{self, DaemonStatus, Request, Response};
 use crate::error::{Error, Result};
+use crate::log::writer::branch_hint;
 use crate::model::keys;
 use crate::store::{delete_temporary, list_objects};
 use crate::wire::Parts;
@@ -305,10 +306,7 @@ async fn check_daemon(parts: &Parts, report: &mut DoctorReport) {
                     "another writer owns session {}; its changes go to branch {}",
                     log.session, log.writer
                 ),
-                Some(&format!(
-                    "run \"sessiond pull {} --branch {}\" to fetch the branch",
-                    log.session, log.writer
-                )),
+                Some(&branch_hint(&log.session, &log.writer)),
             );
         }
     }

@@ -28,6 +28,10 @@ pub struct Args {
     #[arg(long, value_name = "POINT", help = select::AT_HELP)]
     pub at: Option<String>,
 
+    /// The branch
+    #[arg(long, value_name = "WRITER", help = select::BRANCH_HELP)]
+    pub branch: Option<String>,
+
     /// File to write, or - for standard output
     #[arg(long, short, value_name = "FILE", default_value = "-")]
     pub output: PathBuf,
@@ -49,7 +53,8 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let point = select::at(args.at.as_deref())?;
     let parts = Parts::build(settings, None).await?;
     let id = find::by_id(&parts.logs, &args.id).await?;
-    let export = Export::fetch(&parts, &id, &point).await?;
+    let branch = select::branch(&parts, &id, args.branch.as_deref()).await?;
+    let export = Export::fetch(&parts, &id, branch.as_ref(), &point).await?;
     if to_stdout {
         let mut out = std::io::stdout().lock();
         export.write(args.base64, &mut out)?;

@@ -8,6 +8,7 @@ use crate::cli::{exit, print};
 use crate::config::{self, Settings};
 use crate::daemon::socket::{self, Request, Response};
 use crate::error::{Error, ErrorKind, Result};
+use crate::log::writer::branch_hint;
 use crate::model::SessionId;
 use crate::wire::agent_root;
 
@@ -23,6 +24,11 @@ const REASON_TIMEOUT: Duration = Duration::from_secs(1);
 /// The default of --timeout: a year, in practice no timeout.
 const NO_TIMEOUT: Duration = Duration::from_secs(365 * 86400);
 
+/// Without --timeout, `flush --wait` fails if the daemon has not responded for this long: it is
+/// stopped (SIGSTOP) or hangs. A daemon that responds is waited for, however long the store is
+/// unavailable.
+const UNRESPONSIVE_TIMEOUT: Duration = Duration::from_secs(20);
+
 /// Make the running daemon upload everything that is on disk
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  sessiond flush --wait && echo durable")]
@@ -35,7 +41,7 @@ pub struct Args {
     #[arg(long, value_name = "ID")]
     pub session: Option<String>,
 
-    /// With --wait: fail after this time [default: never]
+    /// With --wait: fail after this time [default: 20s without a response of the daemon]
     #[arg(long, value_name = "TIME")]
     pub timeout: Option<String>,
 
@@ -59,7 +65,8 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         }
     };
     let response = if args.wait {
-        request_and_wait(&root, session.clone(), timeout).await?
+        let gives_up = args.timeout.is_none();
+        request_and_wait(&root, session.clone(), timeout, gives_up).await?
     } else {
         let request = flush_request(session.clone());
         let request = socket::send_request(&root, &request);
@@ -96,12 +103,13 @@ async fn request_and_wait(
     root: &Path,
     session: Option<SessionId>,
     timeout: Duration,
+    gives_up: bool,
 ) -> Result<Response> {
     let request = flush_request(session);
     let request = tokio::time::timeout(timeout, socket::send_request(root, &request));
     let result = tokio::select! {
         response = request => response,
-        never = log_errors(root) => match never {},
+        unresponsive = watch_daemon(root, gives_up) => return Err(unresponsive),
     };
     match result {
         Ok(response) => response,
@@ -143,10 +151,9 @@ fn print_branches(report: &FlushReport) -> u8 {
             "another writer owns session {}; the latest bytes are durable on branch {}",
             log.session, log.writer
         );
-        print::error(&Error::new(ErrorKind::Fenced, error).hint(format!(
-            "run \"sessiond pull {} --branch {}\" to fetch the branch",
-            log.session, log.writer
-        )));
+        print::error(
+            &Error::new(ErrorKind::Fenced, error).hint(branch_hint(&log.session, &log.writer)),
+        );
     }
     code
 }
@@ -168,18 +175,24 @@ async fn timeout_error(root: &Path) -> Error {
         .hint("run \"sessiond status\" to see which sessions are not durable")
 }
 
-/// Logs the errors of the daemon periodically.
-async fn log_errors(root: &Path) -> std::convert::Infallible {
+/// Logs the errors of the daemon periodically. With `gives_up`, returns the error of a daemon that
+/// no longer responds.
+async fn watch_daemon(root: &Path, gives_up: bool) -> Error {
+    let mut responded = tokio::time::Instant::now();
     loop {
         tokio::time::sleep(LOG_INTERVAL).await;
         let status = match socket::send_request(root, &Request::Status).await {
             Ok(Response::Status(status)) => status,
             Ok(_) => continue,
+            Err(error) if gives_up && responded.elapsed() >= UNRESPONSIVE_TIMEOUT => {
+                return error.context("wait for the flush");
+            }
             Err(error) => {
                 tracing::warn!(%error, "not durable yet; waiting");
                 continue;
             }
         };
+        responded = tokio::time::Instant::now();
         for log in &status.sessions {
             if let Some(error) = &log.last_error {
                 let (session, attempt) = (&log.session, log.failed_attempts);

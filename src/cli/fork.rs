@@ -24,6 +24,10 @@ pub struct Args {
     #[arg(long, value_name = "POINT", help = select::AT_HELP)]
     pub at: Option<String>,
 
+    /// The branch
+    #[arg(long, value_name = "WRITER", help = select::BRANCH_HELP)]
+    pub branch: Option<String>,
+
     /// ID of the new session [default: random, in the agent's format]
     #[arg(long = "id", id = "new-id", value_name = "NEW")]
     pub new: Option<String>,
@@ -38,7 +42,9 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let point = select::at(args.at.as_deref())?;
     let parts = Parts::build(settings, None).await?;
     let id = find::by_id(&parts.logs, &args.id).await?;
-    let forked = fork(&parts, &id, &point, args.new.as_deref()).await?;
+    let branch = select::branch(&parts, &id, args.branch.as_deref()).await?;
+    let new = args.new.as_deref();
+    let forked = fork(&parts, &id, branch.as_ref(), &point, new).await?;
     if args.json {
         print::json(&forked)?;
     } else if settings.output.is_quiet() {

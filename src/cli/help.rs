@@ -31,7 +31,14 @@ pub const GROUPS: [(&str, &[&str]); 6] = [
     ),
     (
         "Time travel",
-        &["checkpoints", "checkpoint", "diff", "fork"],
+        &[
+            "checkpoints",
+            "checkpoint",
+            "diff",
+            "fork",
+            "branches",
+            "adopt",
+        ],
     ),
     (
         "Life cycle",

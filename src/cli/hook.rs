@@ -22,6 +22,7 @@ use crate::cli::{exit, flush, help, print};
 use crate::config::{self, Settings};
 use crate::daemon::socket::{self, Request, Response};
 use crate::error::{Error, ErrorContext, ErrorKind, Result};
+use crate::log::writer::branch_hint;
 use crate::model::{LogName, ResolvedPoint};
 use crate::operations::index::update_checkpoints;
 use crate::sessions::point;
@@ -334,7 +335,8 @@ async fn flush(root: &Path, event: &HookEvent) -> Result<String> {
                 "another writer owns session {session}; the latest bytes are durable on branch {}",
                 log.writer
             ),
-        ));
+        )
+        .hint(branch_hint(session, &log.writer)));
     }
     Ok(format!(
         "session {session} is durable at entry {}",

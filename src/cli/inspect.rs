@@ -22,6 +22,10 @@ pub struct Args {
     #[arg(value_name = "ID[@POINT]")]
     pub id: String,
 
+    /// The branch
+    #[arg(long, value_name = "WRITER", help = select::BRANCH_HELP)]
+    pub branch: Option<String>,
+
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -31,7 +35,8 @@ pub struct Args {
 pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let parts = Parts::build(settings, None).await?;
     let (id, spec) = select::session_at(&parts, &args.id).await?;
-    let point = point::resolve(&parts.logs, &id, &spec).await?;
+    let branch = select::branch(&parts, &id, args.branch.as_deref()).await?;
+    let point = point::resolve_on(&parts.logs, &id, branch.as_ref(), &spec).await?;
     let reader = ConversationReader::new(&parts.logs, &*parts.profile, &id);
     let inspection = inspect(reader, &point).await?;
     if args.json {

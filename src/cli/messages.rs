@@ -7,10 +7,10 @@ use serde::Serialize;
 use crate::cli::table::Table;
 use crate::cli::{exit, print, select, time};
 use crate::config::Settings;
-use crate::error::Result;
-use crate::history::{Conversation, ConversationReader, DisplayBlock, DisplayMessage, Extent};
+use crate::error::{Error, Result};
+use crate::history::{ConversationReader, Extent, MessageList};
 use crate::index::{MessageFilter, MessageRow};
-use crate::model::{LogId, ResolvedPoint, Role};
+use crate::model::{LogId, ResolvedPoint, Role, WriterId};
 use crate::operations::index::try_add_missing;
 use crate::sessions::find;
 use crate::wire::Parts;
@@ -20,7 +20,8 @@ const MAX_TEXT_LEN: usize = 200;
 
 /// List the messages of a session with their tokens and cost
 ///
-/// The list comes from the index, the beginning of each text from the store.
+/// The list comes from the index, the beginning of each text from the store. With --branch, both
+/// come from the store.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  sessiond messages 3f2a --role assistant --since 2h")]
 pub struct Args {
@@ -35,6 +36,10 @@ pub struct Args {
     /// Only messages since this time, day or age, such as 2026-05-01 or 2h
     #[arg(long, value_name = "TIME")]
     pub since: Option<String>,
+
+    /// The branch
+    #[arg(long, value_name = "WRITER", help = select::BRANCH_HELP)]
+    pub branch: Option<String>,
 
     /// Do not read the texts from the store
     #[arg(long)]
@@ -55,7 +60,7 @@ struct ListedMessage {
 }
 
 #[derive(Serialize)]
-struct MessageList {
+struct ListedPage {
     messages: Vec<ListedMessage>,
     next: Option<String>,
 }
@@ -72,32 +77,14 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         limit: args.page.limit,
         cursor: args.page.cursor.clone(),
     };
-    let mut page = parts.index.messages(&id, &filter).await?;
-    if page.messages.is_empty() && args.page.cursor.is_none() {
-        if let Err(error) = try_add_missing(&parts, &id).await {
-            tracing::warn!(%error, "the index does not contain all messages of the session");
+    let branch = select::branch(&parts, &id, args.branch.as_deref()).await?;
+    let page = match &branch {
+        Some(writer) => {
+            let prices = settings.prices.clone().with_list();
+            let read = read_list(&parts, &id, Some(writer)).await?;
+            branch_page(read.rows(&filter, &prices), &filter, args.no_text)?
         }
-        page = parts.index.messages(&id, &filter).await?;
-    }
-    let texts = if args.no_text || page.messages.is_empty() {
-        HashMap::new()
-    } else {
-        texts(&parts, &id).await.unwrap_or_else(|error| {
-            tracing::warn!(%error, "cannot read the message texts; listing the messages without them");
-            HashMap::new()
-        })
-    };
-    let messages: Vec<ListedMessage> = page
-        .messages
-        .into_iter()
-        .map(|row| ListedMessage {
-            text: texts.get(&(row.position, row.role.clone())).cloned(),
-            row,
-        })
-        .collect();
-    let page = MessageList {
-        messages,
-        next: page.next,
+        None => indexed_page(&parts, &id, &filter, args.no_text).await?,
     };
     if args.page.json {
         print::json(&page)?;
@@ -107,36 +94,86 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     Ok(exit::OK)
 }
 
-/// The beginning of the text of each message, by position and role.
-async fn texts(parts: &Parts, id: &LogId) -> Result<HashMap<(i64, String), String>> {
-    let read = ConversationReader::new(&parts.logs, &*parts.profile, id)
-        .read(&ResolvedPoint::default(), Extent::All, || {
-            Conversation::new(false)
+/// A page of the main line, from the index.
+async fn indexed_page(
+    parts: &Parts,
+    id: &LogId,
+    filter: &MessageFilter,
+    no_text: bool,
+) -> Result<ListedPage> {
+    let mut page = parts.index.messages(id, filter).await?;
+    if page.messages.is_empty() && filter.cursor.is_none() {
+        if let Err(error) = try_add_missing(parts, id).await {
+            tracing::warn!(%error, "the index does not contain all messages of the session");
+        }
+        page = parts.index.messages(id, filter).await?;
+    }
+    let texts = if no_text || page.messages.is_empty() {
+        HashMap::new()
+    } else {
+        let read = read_list(parts, id, None).await.map(MessageList::texts);
+        read.unwrap_or_else(|error| {
+            tracing::warn!(%error, "cannot read the message texts; listing the messages without them");
+            HashMap::new()
         })
-        .await?;
-    let messages = read.visitor.threaded(None).into_iter();
-    Ok(messages
-        .map(|threaded| {
-            let message = threaded.message;
-            let key = (message.position, message.role.as_str().to_owned());
-            (key, beginning(&message))
-        })
-        .collect())
-}
-
-/// The beginning of the first block that has text.
-fn beginning(message: &DisplayMessage) -> String {
-    let mut blocks = message.blocks.iter().map(|block| match block {
-        DisplayBlock::Text(text) | DisplayBlock::Thinking(text) => text.clone(),
-        DisplayBlock::ToolCall { name, input, .. } => format!("{name}: {input}"),
-        DisplayBlock::ToolResult { text, .. } => text.clone(),
-        DisplayBlock::Other(kind) => format!("[{kind}]"),
+    };
+    let listed = page.messages.into_iter().map(|row| {
+        let key = row.path.clone().map(|path| (path, row.start));
+        let text = key.and_then(|key| texts.get(&key).cloned());
+        ListedMessage::new(row, text)
     });
-    let text = blocks.find(|text| !text.trim().is_empty());
-    print::one_line(&text.unwrap_or_default(), MAX_TEXT_LEN)
+    Ok(ListedPage {
+        messages: listed.collect(),
+        next: page.next,
+    })
 }
 
-fn print_page(id: &LogId, page: &MessageList) -> Result<()> {
+/// A page of a branch. Its cursor is the number of rows before it.
+fn branch_page(
+    rows: Vec<(MessageRow, Option<String>)>,
+    filter: &MessageFilter,
+    no_text: bool,
+) -> Result<ListedPage> {
+    let skipped: usize = match filter.cursor.as_deref() {
+        None => 0,
+        Some(text) => text.parse().map_err(|_| {
+            Error::usage(format!(
+                "invalid --cursor value {text:?}: expected a number"
+            ))
+            .hint("use the cursor that the previous page printed")
+        })?,
+    };
+    let limit = filter.limit as usize;
+    let end = skipped.saturating_add(limit);
+    let next = (rows.len() > end).then(|| end.to_string());
+    let rows = rows.into_iter().skip(skipped).take(limit);
+    let listed = rows.map(|(row, text)| ListedMessage::new(row, text.filter(|_| !no_text)));
+    Ok(ListedPage {
+        messages: listed.collect(),
+        next,
+    })
+}
+
+impl ListedMessage {
+    fn new(row: MessageRow, text: Option<String>) -> ListedMessage {
+        let text = text.map(|text| print::one_line(&text, MAX_TEXT_LEN));
+        ListedMessage { row, text }
+    }
+}
+
+/// Reads the messages of the main line, or of a branch, from the store.
+async fn read_list(parts: &Parts, id: &LogId, branch: Option<&WriterId>) -> Result<MessageList> {
+    let read = ConversationReader::new(&parts.logs, &*parts.profile, id)
+        .read(
+            &ResolvedPoint::latest(branch),
+            Extent::All,
+            MessageList::default,
+        )
+        .await?;
+    Ok(read.visitor)
+}
+
+fn print_page(id: &LogId, page: &ListedPage) -> Result<()> {
     let session = print::clean(&id.name.to_string());
     if page.messages.is_empty() {
         return print::line(format_args!("no messages in session {session}"));

@@ -1,6 +1,8 @@
 //! The command line. A command's file parses its arguments, calls the library once and prints the
 //! result.
 
+pub mod adopt;
+pub mod branches;
 pub mod checkpoints;
 pub mod complete;
 pub mod config;
@@ -100,6 +102,8 @@ enum Command {
     Checkpoint(checkpoints::NameArgs),
     Diff(diff::Args),
     Fork(fork::Args),
+    Branches(branches::Args),
+    Adopt(adopt::Args),
     Label(label::Args),
     Close(lifecycle::CloseArgs),
     Archive(lifecycle::ArchiveArgs),
@@ -263,6 +267,8 @@ async fn dispatch(
         Command::Checkpoint(args) => checkpoints::name(&settings, args).await,
         Command::Diff(args) => diff::run(&settings, args).await,
         Command::Fork(args) => fork::run(&settings, args).await,
+        Command::Branches(args) => branches::run(&settings, args).await,
+        Command::Adopt(args) => adopt::run(&settings, args).await,
         Command::Label(args) => label::run(&settings, args).await,
         Command::Close(args) => lifecycle::run(&settings, &args.id, StatusChange::Close).await,
         Command::Archive(args) => lifecycle::run(&settings, &args.id, StatusChange::Archive).await,

@@ -37,8 +37,8 @@ pub struct Args {
     #[arg(long, value_name = "POINT", conflicts_with = "raw", help = select::AT_HELP)]
     pub at: Option<String>,
 
-    /// Fetch the branch of this fenced writer; ls lists the branches
-    #[arg(long, value_name = "WRITER", conflicts_with = "raw")]
+    /// The branch
+    #[arg(long, value_name = "WRITER", conflicts_with = "raw", help = select::BRANCH_HELP)]
     pub branch: Option<String>,
 
     /// Fetch the stored objects instead of the files
@@ -56,14 +56,7 @@ pub struct Args {
 
 /// Fetches the copy.
 pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
-    let source = match args.raw {
-        true => PullSource::Objects,
-        false => PullSource::Files {
-            point: select::at(args.at.as_deref())?,
-            branch: args.branch.as_deref().map(str::parse).transpose()?,
-            repair: args.repair,
-        },
-    };
+    let point = select::at(args.at.as_deref())?;
     let parts = Parts::build(settings, None).await?;
     let id = match args.id {
         Some(id) => find::by_id(&parts.logs, &id).await?,
@@ -76,6 +69,14 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
                 .await?
                 .ok_or_else(|| find::no_match(&parts.logs, &selector))?
         }
+    };
+    let source = match args.raw {
+        true => PullSource::Objects,
+        false => PullSource::Files {
+            point,
+            branch: select::branch(&parts, &id, args.branch.as_deref()).await?,
+            repair: args.repair,
+        },
     };
     let report = pull(&parts, &id, args.to.as_deref(), source).await?;
     if args.json {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::cli::{print, time};
 use crate::config::Settings;
 use crate::error::{Error, Result};
-use crate::model::{AgentName, LogId, LogPoint, PointSpec};
+use crate::model::{AgentName, LogId, LogPoint, PointSpec, WriterId};
 use crate::restore::{TargetProject, find_project};
 use crate::sessions::find::{self, LatestFilter, SessionSelector};
 use crate::sys::{Clock, Disk, Owner, SystemClock, account};
@@ -92,6 +92,17 @@ pub fn selector(
             request_id: request.map(str::to_owned),
         })
     })
+}
+
+/// The help text of `--branch`.
+pub const BRANCH_HELP: &str = "Writer of a branch, or a prefix; \"sessiond branches\" lists them";
+
+/// Finds the branch that `--branch` names; none is the main line.
+pub async fn branch(parts: &Parts, id: &LogId, text: Option<&str>) -> Result<Option<WriterId>> {
+    match text {
+        Some(text) => parts.logs.find_branch(id, text.trim()).await.map(Some),
+        None => Ok(None),
+    }
 }
 
 /// Parses the value of `--at`; none is the end of the session.

@@ -36,6 +36,10 @@ pub struct Args {
     #[arg(long, value_name = "POINT", help = select::AT_HELP)]
     pub at: Option<String>,
 
+    /// The branch
+    #[arg(long, value_name = "WRITER", help = select::BRANCH_HELP)]
+    pub branch: Option<String>,
+
     /// Maximum number of messages, from the end [default: all]
     #[arg(long, value_name = "N")]
     pub last: Option<usize>,
@@ -68,7 +72,8 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let spec = select::at(args.at.as_deref())?;
     let parts = Parts::build(settings, None).await?;
     let id = find::by_id(&parts.logs, &args.id).await?;
-    let point = point::resolve(&parts.logs, &id, &spec).await?;
+    let branch = select::branch(&parts, &id, args.branch.as_deref()).await?;
+    let point = point::resolve_on(&parts.logs, &id, branch.as_ref(), &spec).await?;
     let extent = args.last.map_or(Extent::All, Extent::Last);
     let reader = ConversationReader::new(&parts.logs, &*parts.profile, &id);
     let read = reader

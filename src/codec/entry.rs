@@ -270,6 +270,7 @@ mod tests {
             checkpoints: Vec::new(),
             fork: None,
             rollback_to: None,
+            adopted: Vec::new(),
         }
     }
 

@@ -27,6 +27,7 @@ use crate::daemon::metadata_writer;
 use crate::daemon::socket::{self, DaemonStatus, Request, RequestHandler, Response};
 use crate::daemon::state_guard::StateGuard;
 use crate::error::{Error, Result};
+use crate::log::writer::branch_hint;
 use crate::mirror::{Mirror, UpdateMode};
 use crate::model::{LogName, SessionId, SessionMetadata};
 use crate::sys::output::write_file;
@@ -349,7 +350,8 @@ fn log_final_flush(report: &FinishReport, started: Instant) {
         tracing::error!(
             session = %name,
             branch = %writer,
-            "another writer took the session over; the last entries are on a branch"
+            "another writer took the session over; the last entries are on a branch; {}",
+            branch_hint(name, writer)
         );
     }
     if report.not_durable.is_empty() && report.fenced.is_empty() {

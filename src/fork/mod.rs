@@ -25,6 +25,9 @@ pub struct ForkReport {
     pub session: String,
     /// The session it was forked from.
     pub origin: String,
+    /// The branch of the origin that it starts from; none for the main line.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub branch: Option<String>,
     /// The entry of the origin that it starts from.
     pub seq: u64,
     /// Number of complete turns it starts with.
@@ -74,11 +77,13 @@ async fn create(
     let origin = origin_at(logs, id, point, new, scratch, stage).await?;
     check_file_count(id, &origin)?;
     // The pin comes first: the fork must never refer to entries that can be deleted.
-    logs.pin_fork(id, origin.seq, &new.name).await?;
-    check_origin_exists(logs, id, origin.seq, new).await?;
+    logs.pin_fork(id, pinned_seq(logs, id, &origin).await?, &new.name)
+        .await?;
+    check_origin_exists(logs, id, &origin, new).await?;
     let report = ForkReport {
         session: new.name.to_string(),
         origin: id.name.to_string(),
+        branch: origin.branch.as_ref().map(ToString::to_string),
         seq: origin.seq,
         turn: origin.turn,
         files: origin.files.len(),
@@ -110,11 +115,12 @@ async fn origin_at(
         attempt += 1;
         FileAssembler::new(scratch, stage.clone(), attempt)
     };
-    let options = ReadOptions {
-        at: point.at,
-        ..ReadOptions::default()
-    };
-    let read = logs.read_log(id, options, assembler).await?;
+    if let Some(writer) = &point.branch {
+        logs.check_branch(id, writer).await?;
+    }
+    let read = logs
+        .read_log(id, ReadOptions::up_to(point), assembler)
+        .await?;
     if read.head == 0 {
         return Err(errors::not_found(id));
     }
@@ -151,6 +157,7 @@ async fn origin_at(
     }
     Ok(ForkOrigin {
         session: id.name.clone(),
+        branch: point.branch.clone(),
         seq,
         transcript_lengths,
         turn,
@@ -175,8 +182,31 @@ fn check_file_count(id: &LogId, origin: &ForkOrigin) -> Result<()> {
     )))
 }
 
+/// The entry of the main log that the fork needs: a branch is kept as long as the session.
+async fn pinned_seq(logs: &Logs, id: &LogId, origin: &ForkOrigin) -> Result<Seq> {
+    let Some(writer) = &origin.branch else {
+        return Ok(origin.seq);
+    };
+    let base = logs
+        .branch(id, writer)
+        .await?
+        .map_or(0, |branch| branch.base);
+    Ok(origin.seq.min(base.max(1)))
+}
+
 /// Checks that garbage collection did not delete the entries before the pin was written.
-async fn check_origin_exists(logs: &Logs, id: &LogId, seq: Seq, new: &LogId) -> Result<()> {
+async fn check_origin_exists(
+    logs: &Logs,
+    id: &LogId,
+    origin: &ForkOrigin,
+    new: &LogId,
+) -> Result<()> {
+    if origin.branch.is_some() {
+        // Garbage collection keeps a branch, and the entry that it continues from, as long as the
+        // session.
+        return Ok(());
+    }
+    let seq = origin.seq;
     let segments = logs.list_segments(id).await?;
     let read = select_segments(&segments, 0, seq, Granularity::Coarse, &BTreeSet::new());
     if read.last().is_some_and(|last| last.last_seq == seq) {

@@ -139,15 +139,18 @@ impl<'a> ConversationReader<'a> {
         visitor: impl Fn() -> V + Send + Sync,
     ) -> Result<ConversationRead<V>> {
         let starts = match extent {
-            Extent::Last(_) => tail_starts(self.logs, self.id, point.at).await?,
-            Extent::All | Extent::PastDamage => vec![0],
+            Extent::Last(_) if point.branch.is_none() => {
+                tail_starts(self.logs, self.id, point.at).await?
+            }
+            // A branch is not compacted, and seldom long.
+            Extent::Last(_) | Extent::All | Extent::PastDamage => vec![0],
         };
         for after in starts {
-            let mut read = self.read_after(point.at, after, &visitor).await?;
+            let mut read = self.read_after(point, after, &visitor).await?;
             errors::check_point(self.id, point.at, &read)?;
             let damaged = read.damage.is_some();
             let replay = &mut read.sink.replay;
-            if damaged && extent == Extent::PastDamage {
+            if damaged && extent == Extent::PastDamage && point.branch.is_none() {
                 self.read_past_damage(point.at, read.seq, replay).await?;
             }
             if let Some(checkpoint) = &point.checkpoint {
@@ -167,7 +170,7 @@ impl<'a> ConversationReader<'a> {
 
     async fn read_after<V: ConversationVisitor + Send>(
         &self,
-        at: LogPoint,
+        point: &ResolvedPoint,
         after: Seq,
         visitor: &(impl Fn() -> V + Send + Sync),
     ) -> Result<ReadOutcome<Sink<'a, V>>> {
@@ -177,9 +180,8 @@ impl<'a> ConversationReader<'a> {
             replay: TranscriptReplay::new(self.profile, visitor()),
         };
         let options = ReadOptions {
-            at,
             after,
-            ..ReadOptions::default()
+            ..ReadOptions::up_to(point)
         };
         self.logs.read_log(self.id, options, sink).await
     }

@@ -34,6 +34,8 @@ pub(super) struct ReadAttempt<'a, S> {
     pub(super) objects: usize,
     /// The merges and snapshots that were applied.
     pub(super) compacted: Vec<Segment>,
+    /// The last entry of the branch that is read; none if the log itself is read.
+    pub(super) branch_head: Option<Seq>,
 }
 
 /// The session that a fork starts from.
@@ -71,6 +73,7 @@ impl<'a, S: EntrySink + Send> ReadAttempt<'a, S> {
             digest: None,
             objects: 0,
             compacted: Vec::new(),
+            branch_head: None,
         }
     }
 
@@ -87,13 +90,14 @@ impl<'a, S: EntrySink + Send> ReadAttempt<'a, S> {
                 self.logs.list_branch_segments(self.id, writer).await?,
             )),
         };
-        let last = match (&branch, self.options.at) {
-            (Some((writer, segments)), _) => {
-                branch_base(self.logs, self.id, writer, segments).await?
-            }
-            (None, LogPoint::Seq(seq)) => seq,
-            (None, LogPoint::Latest | LogPoint::Time(_)) => Seq::MAX,
+        let mut last = match self.options.at {
+            LogPoint::Seq(seq) => seq,
+            LogPoint::Latest | LogPoint::Time(_) => Seq::MAX,
         };
+        if let Some((writer, segments)) = &branch {
+            self.branch_head = segments.last().map(|segment| segment.last_seq);
+            last = last.min(self.logs.branch_base(self.id, writer, segments).await?);
+        }
         let mut chain = EntryChain::new(self.id.to_string(), self.seq, None);
         let mut excluded = exclusions.excluded_segments(listed);
         loop {
@@ -110,12 +114,16 @@ impl<'a, S: EntrySink + Send> ReadAttempt<'a, S> {
                 .iter()
                 .any(|other| segment.contains(other) && other.first_seq > self.seq);
             if !has_finer {
-                break;
+                // The point is before the end of the segment, and so before the branch.
+                return Ok(());
             }
             excluded.insert(segment.id());
             chain = EntryChain::new(self.id.to_string(), self.seq, self.digest);
         }
-        if let Some((writer, segments)) = branch {
+        if let Some((writer, mut segments)) = branch {
+            if let LogPoint::Seq(seq) = self.options.at {
+                segments.retain(|segment| segment.last_seq <= seq);
+            }
             let name = format!("branch {writer} of {}", self.id);
             let mut chain = EntryChain::new(name, self.seq, self.digest);
             self.apply_segments(&segments, Some(&writer), &mut chain, exclusions)
@@ -214,7 +222,7 @@ impl<'a, S: EntrySink + Send> ReadAttempt<'a, S> {
     }
 
     fn is_before_point(&self, header: &EntryHeader) -> bool {
-        self.options.branch.is_some() || self.options.at.includes(header)
+        self.options.at.includes(header)
     }
 
     /// Applies the session that a fork starts from.
@@ -244,20 +252,6 @@ impl<'a, S: EntrySink + Send> ReadAttempt<'a, S> {
         self.sink = sink;
         Ok(())
     }
-}
-
-/// The entry of the main log that a branch continues from.
-async fn branch_base(
-    logs: &Logs,
-    id: &LogId,
-    writer: &WriterId,
-    segments: &[Segment],
-) -> Result<Seq> {
-    let Some(first) = segments.first() else {
-        return Ok(0);
-    };
-    let entry = logs.read_branch_entry(id, writer, first.last_seq).await?;
-    Ok(entry.map_or(0, |entry| entry.header.predecessor()))
 }
 
 /// Whether a reader may use the covered segments instead of a compacted segment that failed with

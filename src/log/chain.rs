@@ -258,6 +258,7 @@ mod tests {
             checkpoints: Vec::new(),
             fork: None,
             rollback_to: None,
+            adopted: Vec::new(),
         };
         decode("x", &encode::<Vec<u8>>(header, &[]).unwrap().bytes).unwrap()
     }

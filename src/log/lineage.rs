@@ -119,6 +119,7 @@ impl<S: EntrySink + Send> OriginReader<'_, S> {
         for origin in &lineage {
             let options = ReadOptions {
                 at: LogPoint::Seq(origin.fork.seq),
+                branch: origin.fork.branch.as_ref(),
                 concurrency: self.concurrency,
                 ..ReadOptions::default()
             };

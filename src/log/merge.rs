@@ -12,10 +12,11 @@ use crate::codec::entry::{self, EncodedEntry, Entry};
 use crate::codec::{snapshot, version};
 use crate::error::{Error, Result};
 use crate::model::checkpoint::MAX_CHECKPOINTS;
+use crate::model::entry::MAX_ADOPTED;
 use crate::model::limits::{MAX_HEADER_LEN, MAX_PARTS, MAX_TOTAL, MAX_WRITERS};
 use crate::model::{
-    Checkpoint, CoveredRange, Digest, EntryHeader, EntryKind, FileMove, Part, RelPath, Seq,
-    WriterId,
+    AdoptedBranch, Checkpoint, CoveredRange, Digest, EntryHeader, EntryKind, FileMove, Part,
+    RelPath, Seq, WriterId,
 };
 use crate::sys::mutation::{Mutation, is_active};
 
@@ -25,6 +26,7 @@ pub struct Merger {
     files: BTreeMap<RelPath, (Part, Vec<u8>)>,
     moves: Vec<FileMove>,
     checkpoints: Vec<Checkpoint>,
+    adopted: Vec<AdoptedBranch>,
     writers: BTreeMap<WriterId, Seq>,
     first: Option<First>,
     last: Option<Last>,
@@ -32,6 +34,8 @@ pub struct Merger {
     entries: u64,
     raw_bytes: u64,
     stored_bytes: u64,
+    /// The target of a rollback that a claim of the range recorded.
+    pending_rollback: Option<Seq>,
     /// Whether the range starts with the first entry or with a reset, so that it has no
     /// predecessor.
     starts_log: bool,
@@ -175,6 +179,7 @@ impl Merger {
             checkpoints: self.checkpoints,
             fork: None,
             rollback_to: None,
+            adopted: self.adopted,
         };
         if self.starts_log {
             snapshot::encode(header, &bodies)
@@ -225,6 +230,16 @@ impl EntrySink for Merger {
         self.checkpoints.extend(header.all_checkpoints());
         let surplus = self.checkpoints.len().saturating_sub(MAX_CHECKPOINTS);
         self.checkpoints.drain(..surplus);
+        // A rollback takes an adoption back with the next entry.
+        if header.kind == EntryKind::Claim {
+            self.pending_rollback = header.rollback_to;
+        } else if let Some(seq) = self.pending_rollback.take() {
+            self.adopted
+                .retain(|adopted| adopted.seq.is_some_and(|at| at <= seq));
+        }
+        self.adopted.extend(header.all_adopted());
+        let surplus = self.adopted.len().saturating_sub(MAX_ADOPTED);
+        self.adopted.drain(..surplus);
         let covers = header.covers.as_ref();
         self.first.get_or_insert_with(|| First {
             prev_seq: header.predecessor(),

@@ -6,6 +6,7 @@
 pub mod append;
 pub mod assemble;
 mod attempt;
+pub mod branches;
 pub mod chain;
 mod claim;
 pub mod errors;

@@ -4,14 +4,15 @@ use std::collections::BTreeSet;
 
 use super::fetch::MAX_CONCURRENCY;
 use super::segments::{Granularity, SegmentId};
-use crate::model::{LogPoint, Seq, WriterId};
+use crate::model::{LogPoint, ResolvedPoint, Seq, WriterId};
 
 /// What to read of a log.
 #[derive(Debug, Clone, Copy)]
 pub struct ReadOptions<'a> {
     /// The point to read up to.
     pub at: LogPoint,
-    /// The writer whose branch to read after the log.
+    /// The writer whose branch to read: the log up to the entry that the branch continues from, and
+    /// then the entries of the branch.
     pub branch: Option<&'a WriterId>,
     /// Skip the entries up to this one; the link of the first entry is then not verified.
     pub after: Seq,
@@ -36,7 +37,16 @@ impl Default for ReadOptions<'_> {
     }
 }
 
-impl ReadOptions<'_> {
+impl<'a> ReadOptions<'a> {
+    /// Reads up to a point of the log, or of a branch.
+    pub fn up_to(point: &'a ResolvedPoint) -> ReadOptions<'a> {
+        ReadOptions {
+            at: point.at,
+            branch: point.branch.as_ref(),
+            ..ReadOptions::default()
+        }
+    }
+
     /// Whether the newest segments are enough to read.
     pub(super) fn is_newest_only(&self) -> bool {
         self.at == LogPoint::Latest

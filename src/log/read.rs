@@ -27,7 +27,7 @@ pub struct ReadOutcome<S> {
     pub seq: Seq,
     /// Its digest.
     pub digest: Option<Digest>,
-    /// The highest `seq` that was listed, read or not; 0 if the log does not exist.
+    /// The highest `seq` of the log or branch, read or not; 0 if the log does not exist.
     pub head: Seq,
     /// Number of objects read.
     pub objects: usize,
@@ -187,7 +187,9 @@ impl<'a> LogReader<'a> {
             sink: attempt.sink,
             seq: attempt.seq,
             digest: attempt.digest,
-            head: segments::head(&self.listed),
+            head: attempt
+                .branch_head
+                .unwrap_or_else(|| segments::head(&self.listed)),
             objects: attempt.objects,
             redundant_damage: findings.redundant,
             skipped_damage: findings.skipped,

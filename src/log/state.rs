@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 
 use crate::error::{Error, Result};
 use crate::model::checkpoint::MAX_CHECKPOINTS;
+use crate::model::entry::MAX_ADOPTED;
 use crate::model::{
-    Checkpoint, Digest, EntryHeader, EntryKind, FileMove, FileState, Part, RelPath, Seq,
-    TurnTracker,
+    AdoptedBranch, Checkpoint, Digest, EntryHeader, EntryKind, FileMove, FileState, Part, RelPath,
+    Seq, TurnTracker,
 };
 
 /// The state of a log at a point.
@@ -20,6 +21,8 @@ pub struct LogState {
     pub files: BTreeMap<RelPath, FileState>,
     /// The checkpoints, in the order they were reached.
     pub checkpoints: Vec<Checkpoint>,
+    /// The branches that were adopted, without those that a rollback took back.
+    pub adopted: Vec<AdoptedBranch>,
     /// The turns so far.
     pub turns: TurnTracker,
     /// Bytes appended, before compression.
@@ -36,6 +39,7 @@ impl LogState {
         if header.resets_log() || header.kind == EntryKind::Snapshot {
             self.files.clear();
             self.checkpoints.clear();
+            self.adopted.clear();
             self.turns = TurnTracker::default();
             self.raw_bytes = 0;
         }
@@ -53,6 +57,8 @@ impl LogState {
                     .iter()
                     .rfind(|checkpoint| checkpoint.seq.is_some_and(|at| at <= seq)),
             );
+            self.adopted
+                .retain(|adopted| adopted.seq.is_some_and(|at| at <= seq));
         }
         for point in header.all_checkpoints() {
             self.turns.continue_from(&point);
@@ -62,6 +68,9 @@ impl LogState {
             let surplus = self.checkpoints.len().saturating_sub(MAX_CHECKPOINTS);
             self.checkpoints.drain(..surplus);
         }
+        self.adopted.extend(header.all_adopted());
+        let surplus = self.adopted.len().saturating_sub(MAX_ADOPTED);
+        self.adopted.drain(..surplus);
         self.removed = header.kind.is_removal().then_some(header.kind);
         FileMove::apply_all(&header.moves, &mut self.files);
         for part in &header.parts {

@@ -14,7 +14,9 @@ use super::state::LogState;
 use crate::agent::Profile;
 use crate::error::Result;
 use crate::model::message::TurnEvent;
-use crate::model::{FileMove, LocatedMessage, LogId, RelPath, ResolvedPoint, TurnTracker};
+use crate::model::{
+    Checkpoint, FileKind, FileMove, LocatedMessage, LogId, RelPath, ResolvedPoint, TurnTracker,
+};
 
 /// The turn events of all transcripts of a session.
 #[derive(Debug, Clone, Default)]
@@ -71,15 +73,42 @@ impl Logs {
                 TranscriptReplay::new(profile, TurnEvents::default()),
             )
         };
-        let options = ReadOptions {
-            at: point.at,
-            ..ReadOptions::default()
-        };
+        let options = ReadOptions::up_to(point);
         let mut read = self.read_log(id, options, sink).await?;
         errors::check_point(id, point.at, &read)?;
         if let Some(checkpoint) = &point.checkpoint {
             read.sink.1.truncate_to(&checkpoint.transcript_lengths);
         }
         Ok(read)
+    }
+
+    /// A checkpoint at the end of an entry, with the tool calls that are pending there.
+    pub async fn checkpoint_at(
+        &self,
+        profile: &dyn Profile,
+        id: &LogId,
+        point: &ResolvedPoint,
+    ) -> Result<Checkpoint> {
+        let read = self.read_turns(profile, id, point).await?;
+        let (seq, (state, replay)) = (read.seq, read.require_undamaged(id)?);
+        let turns = replay.visitor.tracker();
+        let transcripts = state
+            .files
+            .iter()
+            .filter(|(_, file)| file.kind == FileKind::Append);
+        Ok(Checkpoint {
+            number: 0,
+            seq: Some(seq),
+            turn: state.turns.turn,
+            parent: state.turns.parent,
+            at: self.clock.now(),
+            message_id: None,
+            stop_reason: None,
+            transcript_lengths: transcripts
+                .map(|(path, file)| (path.clone(), file.len))
+                .collect(),
+            pending_calls: turns.pending_calls,
+            last_tool_result: turns.last_tool_result,
+        })
     }
 }

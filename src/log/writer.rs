@@ -1,5 +1,6 @@
 //! The position of a writer in a log: its ID, its write target, and the entry that it continues from.
 
+use std::fmt;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -114,6 +115,7 @@ impl LogWriter {
                 .clone()
                 .filter(|_| kind == EntryKind::Claim && self.seq == 0),
             rollback_to: self.rollback_to.filter(|_| kind == EntryKind::Claim),
+            adopted: Vec::new(),
         }
     }
 
@@ -133,7 +135,14 @@ pub fn fenced_error(id: &LogId, by: Option<&WriterId>) -> Error {
         |writer| format!("writer {writer}"),
     );
     Error::new(ErrorKind::Fenced, format!("{by} took over {id}")).hint(format!(
-        "run \"sessiond pull {} --branch WRITER\" to fetch the entries of the fenced writer",
+        "run \"sessiond branches {}\" to find the entries of the fenced writer",
         id.name
     ))
+}
+
+/// How to continue after a takeover: look at the branch, or make it the main line.
+pub fn branch_hint(session: impl fmt::Display, writer: impl fmt::Display) -> String {
+    format!(
+        "run \"sessiond show {session} --branch {writer}\" to see the branch, or \"sessiond adopt {session} --branch {writer}\" to make it the main line"
+    )
 }

@@ -122,7 +122,26 @@ pub struct EntryHeader {
     /// In a claim: the entry that the writer rolled back to and continues from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollback_to: Option<Seq>,
+    /// The branches whose content the main line has from this entry on. In a merge or a snapshot:
+    /// those of the range.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub adopted: Vec<AdoptedBranch>,
 }
+
+/// A branch that was made the main line of its session.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AdoptedBranch {
+    /// The writer of the branch.
+    pub writer: WriterId,
+    /// The last entry of the branch at that time.
+    pub branch_seq: Seq,
+    /// In a merge or a snapshot: the entry of the log that completed the adoption.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seq: Option<Seq>,
+}
+
+/// Maximum number of adopted branches that are kept per session; the newest stay.
+pub const MAX_ADOPTED: usize = 100;
 
 impl EntryHeader {
     /// The log that it belongs to.
@@ -194,6 +213,11 @@ impl EntryHeader {
             checkpoint.check_limits()?;
             check("seq of a checkpoint", checkpoint.seq.unwrap_or(0), self.seq)?;
         }
+        check_count("adopted branches", self.adopted.len(), MAX_ADOPTED)?;
+        for adopted in &self.adopted {
+            check("seq of a branch", adopted.branch_seq, limits::MAX_SEQ)?;
+            check("seq of an adoption", adopted.seq.unwrap_or(0), self.seq)?;
+        }
         if let Some(covers) = &self.covers {
             covers.check_limits(self.seq)?;
         }
@@ -222,6 +246,14 @@ impl EntryHeader {
         self.checkpoints.drain(..self.checkpoints.len() - kept);
     }
 
+    /// Its adopted branches, each with its `seq`.
+    pub fn all_adopted(&self) -> impl Iterator<Item = AdoptedBranch> {
+        self.adopted.iter().map(|adopted| AdoptedBranch {
+            seq: Some(adopted.seq.unwrap_or(self.seq)),
+            ..adopted.clone()
+        })
+    }
+
     /// Length of the body: the bytes of all parts.
     pub fn body_len(&self) -> u64 {
         self.parts
@@ -236,6 +268,9 @@ impl EntryHeader {
 pub struct ForkOrigin {
     /// The other session.
     pub session: LogName,
+    /// The writer whose branch of it the fork starts from; none for the main line.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub branch: Option<WriterId>,
     /// The last entry of it that the fork includes.
     pub seq: Seq,
     /// Length of its transcripts at the point, where the point is before the end of that entry.

@@ -18,7 +18,7 @@ pub mod version;
 
 pub use checkpoint::{Checkpoint, TurnTracker};
 pub use digest::{Digest, RunningHash};
-pub use entry::{CoveredRange, EntryHeader, EntryKind, FileMove, ForkOrigin, Part};
+pub use entry::{AdoptedBranch, CoveredRange, EntryHeader, EntryKind, FileMove, ForkOrigin, Part};
 pub use facts::SessionFacts;
 pub use file::{FileKind, FileStat, FileState, PathState, RelPath};
 pub use ids::{AgentName, LogId, LogName, Namespace, ProjectId, Seq, SessionId, WriterId};

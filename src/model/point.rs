@@ -8,7 +8,7 @@ use jiff::civil::Date;
 use jiff::tz::TimeZone;
 
 use crate::error::{Error, Result};
-use crate::model::{Checkpoint, EntryHeader, Seq};
+use crate::model::{Checkpoint, EntryHeader, Seq, WriterId};
 
 /// A position in a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -40,6 +40,18 @@ pub struct ResolvedPoint {
     pub at: LogPoint,
     /// The checkpoint within that entry; none if the whole entry is included.
     pub checkpoint: Option<Checkpoint>,
+    /// The writer whose branch the point is on; none for the main line.
+    pub branch: Option<WriterId>,
+}
+
+impl ResolvedPoint {
+    /// The end of the main line, or of a branch.
+    pub fn latest(branch: Option<&WriterId>) -> ResolvedPoint {
+        ResolvedPoint {
+            branch: branch.cloned(),
+            ..ResolvedPoint::default()
+        }
+    }
 }
 
 impl FromStr for LogPoint {

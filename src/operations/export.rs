@@ -7,7 +7,9 @@ use super::pull;
 use crate::codec::archive::Manifest;
 use crate::error::{Error, Result};
 use crate::exchange;
-use crate::model::{FileKind, LogId, LogName, PointSpec, RelPath, SessionId};
+use crate::model::{
+    FileKind, LogId, LogName, PointSpec, RelPath, ResolvedPoint, SessionId, WriterId,
+};
 use crate::restore::{FileAction, Purpose};
 use crate::sessions::point;
 use crate::sys::scratch::ScratchDirectory;
@@ -21,14 +23,20 @@ pub struct Export {
 }
 
 impl Export {
-    /// Fetches a session at a point.
-    pub async fn fetch(parts: &Parts, id: &LogId, point: &PointSpec) -> Result<Export> {
+    /// Fetches a session at a point of its main line or of a branch.
+    pub async fn fetch(
+        parts: &Parts,
+        id: &LogId,
+        branch: Option<&WriterId>,
+        point: &PointSpec,
+    ) -> Result<Export> {
         let LogName::Session(session) = &id.name else {
             return Err(Error::usage(format!(
                 "{id} is not a session: only sessions can be exported"
             )));
         };
         let scratch = Arc::new(ScratchDirectory::new(&*parts.logs.rng));
+        let point = point::resolve_on(&parts.logs, id, branch, point).await?;
         let (manifest, files) = fetch(parts, id, session, point, scratch.clone()).await?;
         Ok(Export {
             scratch,
@@ -47,10 +55,9 @@ async fn fetch(
     parts: &Parts,
     id: &LogId,
     session: &SessionId,
-    point: &PointSpec,
+    point: ResolvedPoint,
     scratch: Arc<ScratchDirectory>,
 ) -> Result<(Manifest, Vec<(RelPath, FileKind)>)> {
-    let point = point::resolve(&parts.logs, id, point).await?;
     let report = pull::copy_for(Purpose::Export, parts, id, point, scratch).await?;
     let kind = |path: &RelPath| {
         let class = parts.profile.classify(path);

@@ -3,15 +3,16 @@
 use super::index;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fork::{self, ForkReport};
-use crate::model::{LogId, LogName, PointSpec, ResolvedPoint, SessionId};
+use crate::model::{LogId, LogName, PointSpec, ResolvedPoint, SessionId, WriterId};
 use crate::sessions::point;
 use crate::sys::scratch::ScratchDirectory;
 use crate::wire::Parts;
 
-/// Forks a session at a point, as session `new_id` or under a random ID in the agent's own form.
+/// Forks a session at a point of its main line or of a branch, as session `new_id` or under a random ID in the agent's own form.
 pub async fn fork(
     parts: &Parts,
     id: &LogId,
+    branch: Option<&WriterId>,
     point: &PointSpec,
     new_id: Option<&str>,
 ) -> Result<ForkReport> {
@@ -31,7 +32,7 @@ pub async fn fork(
         )));
     }
     let new = parts.logs.id(LogName::Session(session));
-    let (id, point) = resolve(parts, id, point).await?;
+    let (id, point) = resolve(parts, id, branch, point).await?;
     let scratch = ScratchDirectory::new(rng);
     let report = fork::fork(&parts.logs, &id, &point, &new, &scratch).await?;
     index::update(parts, &new).await;
@@ -39,8 +40,14 @@ pub async fn fork(
 }
 
 /// Resolves a point of a session. A turn that a fork inherited is a point of its origin.
-async fn resolve(parts: &Parts, id: &LogId, point: &PointSpec) -> Result<(LogId, ResolvedPoint)> {
-    let error = match (point::resolve(&parts.logs, id, point).await, point) {
+async fn resolve(
+    parts: &Parts,
+    id: &LogId,
+    branch: Option<&WriterId>,
+    point: &PointSpec,
+) -> Result<(LogId, ResolvedPoint)> {
+    let resolved = point::resolve_on(&parts.logs, id, branch, point).await;
+    let error = match (resolved, point) {
         (Err(error), PointSpec::Turn(Some(_))) if error.kind() == ErrorKind::NotFound => error,
         (resolved, _) => return Ok((id.clone(), resolved?)),
     };

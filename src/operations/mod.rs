@@ -3,6 +3,7 @@
 //! Owns the order of the steps, such as lock, restore, index. Does not own the steps themselves,
 //! nor arguments and printing (`cli`).
 
+pub mod adopt;
 pub mod export;
 pub mod fork;
 pub mod gc;

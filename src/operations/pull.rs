@@ -26,7 +26,7 @@ pub enum PullSource {
     Files {
         /// The point.
         point: PointSpec,
-        /// The branch to fetch instead: the ID of its writer, or a prefix.
+        /// The branch to fetch instead: its writer.
         branch: Option<WriterId>,
         /// Write transcripts without damaged lines.
         repair: bool,
@@ -77,22 +77,10 @@ pub async fn pull(
             branch,
             repair,
         } => {
-            let branch = match branch {
-                Some(branch) => Some(complete_writer(parts, id, branch).await?),
-                None => None,
-            };
-            let point = match (&point, &branch) {
-                // A branch has its own entries, and no checkpoints of the main log.
-                (PointSpec::Log(at), Some(_)) => ResolvedPoint {
-                    at: *at,
-                    checkpoint: None,
-                },
-                _ => point::resolve(&parts.logs, id, &point).await?,
-            };
+            let point = point::resolve_on(&parts.logs, id, branch.as_ref(), &point).await?;
             let options = Options {
                 purpose: Purpose::Pull,
                 point,
-                branch,
                 repair,
                 ..Options::default()
             };
@@ -215,24 +203,6 @@ async fn pull_files(
         rewound_calls: report.rewound_calls,
         repaired: report.repaired,
     })
-}
-
-/// The ID of the writer that starts with `prefix`.
-async fn complete_writer(parts: &Parts, id: &LogId, prefix: WriterId) -> Result<WriterId> {
-    let branches = parts.logs.list_branches(id).await?;
-    let mut matching = branches
-        .iter()
-        .filter(|writer| writer.as_str().starts_with(prefix.as_str()));
-    match (matching.next(), matching.next()) {
-        (Some(only), None) => Ok(only.clone()),
-        (Some(_), Some(_)) => Err(Error::usage(format!(
-            "ambiguous --branch value {:?}: it is a prefix of several branches",
-            prefix.as_str()
-        ))
-        .hint("use more characters of the writer ID")),
-        // The restore fails and lists the existing branches.
-        (None, _) => Ok(prefix),
-    }
 }
 
 async fn pull_objects(parts: &Parts, id: &LogId, to: PathBuf) -> Result<PullReport> {

@@ -494,7 +494,6 @@ impl RestoreService {
             purpose: Purpose::Restore,
             point,
             is_last_turn: request.point == PointSpec::Turn(None),
-            branch: None,
             project: request.project.clone(),
             force: request.force,
             salvage: request.salvage,

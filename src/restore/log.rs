@@ -21,7 +21,7 @@ use crate::log::read::{ReadOptions, ReadOutcome};
 use crate::log::writer::WriteTarget;
 use crate::log::{errors, race, segments};
 use crate::model::{
-    FileKind, FileStat, FileState, LogId, LogPoint, RelPath, ResolvedPoint, Seq, ToolCall, WriterId,
+    FileKind, FileStat, FileState, LogId, LogPoint, RelPath, ResolvedPoint, Seq, ToolCall,
 };
 use crate::store::Store;
 use crate::sys::{Directory, STATE_DIR, TRACE_TARGET};
@@ -123,8 +123,8 @@ async fn read_and_write(
     options: &Options,
     stage: &RelPath,
 ) -> Result<Prepared> {
-    if let Some(writer) = &options.branch {
-        check_branch(context, id, writer).await?;
+    if let Some(writer) = &options.point.branch {
+        context.logs.check_branch(id, writer).await?;
     }
     let mut attempt = 0;
     let mut assembler = || {
@@ -132,14 +132,7 @@ async fn read_and_write(
         FileAssembler::new(&*context.directory, stage.clone(), attempt)
     };
     let mut read = read_point(context, id, options, &mut assembler).await?;
-    if options.branch.is_none() {
-        errors::check_point(id, options.point.at, &read)?;
-    } else if read.seq == 0 {
-        return Err(Error::not_found(format!(
-            "the branch has no entry at or before {}",
-            options.point.at
-        )));
-    }
+    errors::check_point(id, options.point.at, &read)?;
     if let Some(by) = read.sink.state.removed {
         return Err(errors::removed(id, by));
     }
@@ -149,28 +142,6 @@ async fn read_and_write(
     ownership::check_files(context, id, &mut read.sink, options.purpose)?;
     let end = read_end(context, id, options, &read, assembler).await?;
     write(context, id, options, read, end).await
-}
-
-/// Checks that the branch of a writer exists.
-async fn check_branch(context: &RestoreContext, id: &LogId, writer: &WriterId) -> Result<()> {
-    if !context
-        .logs
-        .list_branch_segments(id, writer)
-        .await?
-        .is_empty()
-    {
-        return Ok(());
-    }
-    let branches = context.logs.list_branches(id).await?;
-    let known: Vec<&str> = branches.iter().map(WriterId::as_str).collect();
-    let known = if known.is_empty() {
-        "it has no branches".to_owned()
-    } else {
-        format!("its branches are {}", known.join(", "))
-    };
-    Err(Error::not_found(format!(
-        "{id} has no branch {writer}; {known}"
-    )))
 }
 
 /// Reads the log up to the point; with `salvage`, up to the last undamaged entry. An undamaged part
@@ -186,7 +157,7 @@ async fn read_point<'a>(
     loop {
         let read_options = ReadOptions {
             at,
-            branch: options.branch.as_ref(),
+            branch: options.point.branch.as_ref(),
             ..ReadOptions::default()
         };
         let mut read = context
@@ -263,7 +234,7 @@ fn undamaged_part_hint(id: &LogId, seq: Seq, head: Seq, options: &Options) -> St
             "run \"sessiond export {name} --at seq:{seq} -o FILE\" to export up to entry {seq} of {head}"
         );
     }
-    let branch = match &options.branch {
+    let branch = match &options.point.branch {
         Some(writer) => format!(" --branch {writer}"),
         None => String::new(),
     };
@@ -316,10 +287,11 @@ async fn write(
     if let Some(checkpoint) = &options.point.checkpoint {
         read.sink.truncate_to(checkpoint)?;
     }
-    let (rewound_bytes, rewound_calls) = match options.branch.is_none() && !options.is_latest() {
-        true => rewound(context, id, &read.sink).await?,
-        false => Default::default(),
-    };
+    let (rewound_bytes, rewound_calls) =
+        match options.point.branch.is_none() && !options.is_latest() {
+            true => rewound(context, id, &read.sink).await?,
+            false => Default::default(),
+        };
     let moves = project::moves(context, id, &read.sink, options)?;
     read.sink.relocate(&moves);
     let assembler = &read.sink;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::agent::Profile;
 use crate::log::Logs;
-use crate::model::{ResolvedPoint, WriterId};
+use crate::model::ResolvedPoint;
 use crate::sys::{Directory, Owner};
 
 /// The parts that a restore works with.
@@ -61,8 +61,6 @@ pub struct Options {
     /// Whether the point is the last complete turn. If this volume continued from it, its files are
     /// kept.
     pub is_last_turn: bool,
-    /// The branch to restore instead of the log.
-    pub branch: Option<WriterId>,
     /// The project to restore the session into.
     pub project: Option<TargetProject>,
     /// Move local files that differ aside instead of failing.
@@ -80,8 +78,10 @@ pub struct Options {
 }
 
 impl Options {
-    /// Whether the end of the log is restored.
+    /// Whether the end of the main line is restored.
     pub fn is_latest(&self) -> bool {
-        self.point.at == crate::model::LogPoint::Latest && self.point.checkpoint.is_none()
+        self.point.at == crate::model::LogPoint::Latest
+            && self.point.checkpoint.is_none()
+            && self.point.branch.is_none()
     }
 }

@@ -13,7 +13,7 @@ use crate::log::segments::{Granularity, Segment, select_segments};
 use crate::log::state::LogState;
 use crate::log::{Logs, errors};
 use crate::model::{
-    Checkpoint, FileKind, LogId, LogPoint, PointSpec, ResolvedPoint, Seq, keys, point,
+    Checkpoint, LogId, LogPoint, PointSpec, ResolvedPoint, Seq, WriterId, keys, point,
 };
 use crate::store::Store;
 
@@ -22,8 +22,49 @@ const MAX_ORIGINS: usize = 100;
 
 /// Resolves a point. In a damaged log, only numbered points before the damage can be resolved.
 pub async fn resolve(logs: &Logs, id: &LogId, point: &PointSpec) -> Result<ResolvedPoint> {
-    let resolved = resolve_in(logs, id, point, false).await;
+    resolve_on(logs, id, None, point).await
+}
+
+/// Resolves a point of the main line, or of a branch.
+pub async fn resolve_on(
+    logs: &Logs,
+    id: &LogId,
+    branch: Option<&WriterId>,
+    point: &PointSpec,
+) -> Result<ResolvedPoint> {
+    let line = Line { logs, id, branch };
+    let resolved = resolve_line(line, point, false).await;
     resolved.map_err(|error| with_verify_hint(id, error))
+}
+
+/// The main line of a session, or one of its branches.
+#[derive(Clone, Copy)]
+struct Line<'a> {
+    logs: &'a Logs,
+    id: &'a LogId,
+    branch: Option<&'a WriterId>,
+}
+
+impl Line<'_> {
+    /// The named checkpoints. A name is given to a point of the main line.
+    async fn named_checkpoints(&self) -> Result<Vec<NamedCheckpoint>> {
+        match self.branch {
+            Some(_) => Ok(Vec::new()),
+            None => self.logs.named_checkpoints(self.id).await,
+        }
+    }
+
+    /// The first `seq` at or after `seq` that can still be read.
+    async fn reachable(&self, seq: Seq) -> Result<Seq> {
+        if let Some(writer) = self.branch {
+            let branch = self.logs.branch(self.id, writer).await?;
+            // The entries of a branch are not compacted. Those of the main log before it may be.
+            if branch.is_some_and(|branch| seq > branch.base) {
+                return Ok(seq);
+            }
+        }
+        Ok(reachable(&self.logs.list_segments(self.id).await?, seq))
+    }
 }
 
 /// Adds a hint for a reader that must not claim the session.
@@ -45,10 +86,20 @@ pub async fn resolve_in(
     point: &PointSpec,
     salvage: bool,
 ) -> Result<ResolvedPoint> {
+    let line = Line {
+        logs,
+        id,
+        branch: None,
+    };
+    resolve_line(line, point, salvage).await
+}
+
+async fn resolve_line(line: Line<'_>, point: &PointSpec, salvage: bool) -> Result<ResolvedPoint> {
+    let Line { logs, id, branch } = line;
     let checkpoint = match point {
         PointSpec::Log(at) => {
             let checkpoint = match at {
-                LogPoint::Time(time) => checkpoint_by_time(logs, id, *time).await?,
+                LogPoint::Time(time) => checkpoint_by_time(line, *time).await?,
                 LogPoint::Latest | LogPoint::Seq(_) => None,
             };
             match checkpoint {
@@ -57,16 +108,19 @@ pub async fn resolve_in(
                     return Ok(ResolvedPoint {
                         at: *at,
                         checkpoint: None,
+                        branch: branch.cloned(),
                     });
                 }
             }
         }
-        PointSpec::Name(name) => match logs.named_checkpoint(id, name).await? {
+        // A name is given to a point of the main line.
+        PointSpec::Name(name) if branch.is_none() => match logs.named_checkpoint(id, name).await? {
             Some(named) => named.checkpoint,
-            None => return Err(no_point(logs, id, point).await),
+            None => return Err(no_point(line, point).await),
         },
+        PointSpec::Name(_) => return Err(no_point(line, point).await),
         PointSpec::Turn(turn) => {
-            let (state, damage) = read_state(logs, id).await?;
+            let (state, damage) = read_state(line).await?;
             let active = state.active_checkpoints();
             let found = match turn {
                 None if damage.is_some() && !salvage => None,
@@ -76,15 +130,15 @@ pub async fn resolve_in(
             };
             match found {
                 Some(found) => (*found).clone(),
-                None => return Err(damage.unwrap_or(no_point(logs, id, point).await)),
+                None => return Err(damage.unwrap_or(no_point(line, point).await)),
             }
         }
         PointSpec::Checkpoint(number) => {
-            let (state, damage) = read_state(logs, id).await?;
+            let (state, damage) = read_state(line).await?;
             let mut checkpoints = state.checkpoints.into_iter();
             match checkpoints.find(|point| point.number == *number) {
                 Some(found) => found,
-                None => return Err(damage.unwrap_or(no_point(logs, id, point).await)),
+                None => return Err(damage.unwrap_or(no_point(line, point).await)),
             }
         }
     };
@@ -92,8 +146,9 @@ pub async fn resolve_in(
         .seq
         .ok_or_else(|| Error::corrupt(format!("point {point} of {id} has no entry number")))?;
     Ok(ResolvedPoint {
-        at: LogPoint::Seq(reachable(&logs.list_segments(id).await?, seq)),
+        at: LogPoint::Seq(line.reachable(seq).await?),
         checkpoint: Some(checkpoint),
+        branch: branch.cloned(),
     })
 }
 
@@ -115,6 +170,7 @@ pub async fn resolve_inherited(
         id = logs.id(origin.session);
         let options = ReadOptions {
             at: LogPoint::Seq(origin.seq),
+            branch: origin.branch.as_ref(),
             ..ReadOptions::default()
         };
         // The origin as it was: it may have been rolled back since.
@@ -130,9 +186,16 @@ pub async fn resolve_inherited(
         if let Some(found) = inherited.iter().rfind(|point| point.turn == turn)
             && let Some(seq) = found.seq
         {
+            let branch = origin.branch.as_ref();
+            let line = Line {
+                logs,
+                id: &id,
+                branch,
+            };
             let point = ResolvedPoint {
-                at: LogPoint::Seq(reachable(&logs.list_segments(&id).await?, seq)),
+                at: LogPoint::Seq(line.reachable(seq).await?),
                 checkpoint: Some((*found).clone()),
+                branch: branch.cloned(),
             };
             return Ok(Some((id, point)));
         }
@@ -145,13 +208,9 @@ pub async fn resolve_inherited(
 /// A checkpoint has the time of its last message, and an entry has the time of its upload, which is
 /// later: much later in an imported session. A time that is listed for a checkpoint selects that
 /// checkpoint. Any other time selects the last checkpoint or entry before it, whichever is later.
-async fn checkpoint_by_time(
-    logs: &Logs,
-    id: &LogId,
-    time: Timestamp,
-) -> Result<Option<Checkpoint>> {
-    let (state, damage) = read_state(logs, id).await?;
-    let named = logs.named_checkpoints(id).await?;
+async fn checkpoint_by_time(line: Line<'_>, time: Timestamp) -> Result<Option<Checkpoint>> {
+    let (state, damage) = read_state(line).await?;
+    let named = line.named_checkpoints().await?;
     let named = named.into_iter().map(|named| named.checkpoint);
     let mut checkpoints: Vec<Checkpoint> = state.checkpoints.into_iter().chain(named).collect();
     checkpoints.sort_by_key(|checkpoint| (checkpoint.at, checkpoint.number));
@@ -170,9 +229,13 @@ async fn checkpoint_by_time(
     };
     let options = ReadOptions {
         at: LogPoint::Time(time),
+        branch: line.branch,
         ..ReadOptions::default()
     };
-    let read = logs.read_log(id, options, LogState::default).await?;
+    let read = line
+        .logs
+        .read_log(line.id, options, LogState::default)
+        .await?;
     let is_later = read.damage.is_none() && before.seq.is_some_and(|seq| seq > read.seq);
     Ok(is_later.then_some(before))
 }
@@ -193,12 +256,13 @@ pub struct Checkpoints {
     pub damage: Option<Error>,
 }
 
-/// Lists the checkpoints of a session.
-pub async fn list(logs: &Logs, id: &LogId) -> Result<Checkpoints> {
-    let (state, damage) = read_state(logs, id).await?;
+/// Lists the checkpoints of a session, on its main line or on a branch.
+pub async fn list(logs: &Logs, id: &LogId, branch: Option<&WriterId>) -> Result<Checkpoints> {
+    let line = Line { logs, id, branch };
+    let (state, damage) = read_state(line).await?;
     Ok(Checkpoints {
         all: state.checkpoints,
-        named: logs.named_checkpoints(id).await?,
+        named: line.named_checkpoints().await?,
         damage: damage.map(|error| with_verify_hint(id, error)),
     })
 }
@@ -214,7 +278,7 @@ pub async fn create(
     let name = point::parse_checkpoint_name(name)?;
     let checkpoint = match &point.checkpoint {
         Some(checkpoint) => checkpoint.clone(),
-        None => checkpoint_at(logs, profile, id, point).await?,
+        None => logs.checkpoint_at(profile, id, point).await?,
     };
     logs.name_checkpoint(id, &name, checkpoint)
         .await?
@@ -231,46 +295,24 @@ pub async fn delete(logs: &Logs, id: &LogId, name: &str) -> Result<()> {
     let name = point::parse_checkpoint_name(name)?;
     let key = keys::checkpoint_pin(id, &name);
     if logs.store.get(&key).await?.is_none() {
-        return Err(no_point(logs, id, &PointSpec::Name(name)).await);
+        let line = Line {
+            logs,
+            id,
+            branch: None,
+        };
+        return Err(no_point(line, &PointSpec::Name(name)).await);
     }
     logs.store.delete(&key).await
 }
 
-/// A checkpoint at the end of an entry, with the tool calls that are pending there.
-async fn checkpoint_at(
-    logs: &Logs,
-    profile: &dyn Profile,
-    id: &LogId,
-    point: &ResolvedPoint,
-) -> Result<Checkpoint> {
-    let read = logs.read_turns(profile, id, point).await?;
-    let (seq, (state, replay)) = (read.seq, read.require_undamaged(id)?);
-    let turns = replay.visitor.tracker();
-    let transcripts = state
-        .files
-        .iter()
-        .filter(|(_, file)| file.kind == FileKind::Append);
-    Ok(Checkpoint {
-        number: 0,
-        seq: Some(seq),
-        turn: state.turns.turn,
-        parent: state.turns.parent,
-        at: logs.clock.now(),
-        message_id: None,
-        stop_reason: None,
-        transcript_lengths: transcripts
-            .map(|(path, file)| (path.clone(), file.len))
-            .collect(),
-        pending_calls: turns.pending_calls,
-        last_tool_result: turns.last_tool_result,
-    })
-}
-
 /// The state of the undamaged part of a log, and the damage after it.
-async fn read_state(logs: &Logs, id: &LogId) -> Result<(LogState, Option<Error>)> {
-    let read = logs
-        .read_log(id, ReadOptions::default(), LogState::default)
-        .await?;
+async fn read_state(line: Line<'_>) -> Result<(LogState, Option<Error>)> {
+    let Line { logs, id, branch } = line;
+    let options = ReadOptions {
+        branch,
+        ..ReadOptions::default()
+    };
+    let read = logs.read_log(id, options, LogState::default).await?;
     if read.head == 0 {
         return Err(errors::not_found(id));
     }
@@ -306,7 +348,8 @@ fn reachable(segments: &[Segment], seq: Seq) -> Seq {
 }
 
 /// The error for a point that a session does not have.
-async fn no_point(logs: &Logs, id: &LogId, point: &PointSpec) -> Error {
+async fn no_point(line: Line<'_>, point: &PointSpec) -> Error {
+    let Line { logs, id, branch } = line;
     let missing = match point {
         PointSpec::Log(at) => format!("point {at}"),
         PointSpec::Turn(None) => "complete turn".to_owned(),
@@ -314,7 +357,10 @@ async fn no_point(logs: &Logs, id: &LogId, point: &PointSpec) -> Error {
         PointSpec::Checkpoint(number) => format!("checkpoint {number}"),
         PointSpec::Name(name) => format!("checkpoint named {name}"),
     };
-    let error = Error::not_found(format!("{id} has no {missing}"));
+    let error = match branch {
+        Some(writer) => Error::not_found(format!("branch {writer} of {id} has no {missing}")),
+        None => Error::not_found(format!("{id} has no {missing}")),
+    };
     if let PointSpec::Turn(Some(turn)) = point
         && matches!(logs.fork_origin(id).await, Ok(Some(origin)) if *turn <= origin.turn)
     {
@@ -323,14 +369,17 @@ async fn no_point(logs: &Logs, id: &LogId, point: &PointSpec) -> Error {
             "run \"sessiond fork {name} --at turn:{turn}\" to start from a turn that the fork inherited"
         ));
     }
-    match list(logs, id).await {
+    match list(logs, id, branch).await {
         Ok(Checkpoints { all, named, .. }) if all.is_empty() && named.is_empty() => {
             error.hint("use latest, seq:N or a time such as 2026-05-01T12:00:00Z; the session has no complete turn")
         }
-        Ok(_) => error.hint(format!(
-            "run \"sessiond checkpoints {}\" to list its turns and checkpoints",
-            id.name
-        )),
+        Ok(_) => {
+            let on_branch = branch.map_or_else(String::new, |writer| format!(" --branch {writer}"));
+            error.hint(format!(
+                "run \"sessiond checkpoints {}{on_branch}\" to list its turns and checkpoints",
+                id.name
+            ))
+        }
         Err(_) => error,
     }
 }

@@ -143,6 +143,7 @@ pub fn entry(log: &LogId, seq: Seq, parts: Vec<Part>) -> EntryRecord {
         checkpoints: Vec::new(),
         fork: None,
         rollback_to: None,
+        adopted: Vec::new(),
     };
     EntryRecord {
         log: log.clone(),

@@ -11,7 +11,8 @@ const ROWS: [&[&str]; 9] = [
     &["agent", "codec", "store", "index", "mirror"],
     &["log"],
     &[
-        "capture", "restore", "sessions", "history", "upkeep", "verify", "fork", "exchange",
+        "capture", "restore", "sessions", "history", "upkeep", "verify", "fork", "adopt",
+        "exchange",
     ],
     &["wire"],
     &["operations"],

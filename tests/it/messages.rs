@@ -23,7 +23,7 @@ use crate::index_contract::{
     TestDatabase, contract, entry, log, postgres_database, sqlite_database,
 };
 use crate::support::TempHome;
-use crate::support::backend::Backend;
+use crate::support::backend::{Backend, eventually, transcript};
 use crate::support::files::{Files, append, files_below};
 use crate::support::on_each_backend;
 use crate::support::world::World;
@@ -1151,4 +1151,26 @@ fn the_program_lists_searches_and_counts(backend: Backend) {
         (&0.00835.into(), &1.into()),
         "{stats}"
     );
+}
+
+on_each_backend!(a_line_that_was_written_twice_has_its_text_twice);
+fn a_line_that_was_written_twice_has_its_text_twice(backend: Backend) {
+    let home = TempHome::new();
+    let _daemon = backend.daemon(&home, &[]);
+    let line = "{\"type\":\"user\",\"uuid\":\"u1\",\"timestamp\":\"2026-05-01T12:00:00Z\",\"message\":{\"role\":\"user\",\"content\":\"hello\"}}\n";
+    let untimed = "{\"type\":\"user\",\"uuid\":\"u2\",\"message\":{\"role\":\"user\",\"content\":\"hello\"}}\n";
+    for (session, line) in [("s1", line), ("s2", untimed)] {
+        // Two entries, each with the same line.
+        for _ in 0..2 {
+            append(&transcript(&home, session), line);
+            backend.run(&home, &["flush", "--wait"]).ok();
+        }
+        let listed = || {
+            let listed = backend.run(&home, &["messages", session, "--json"]);
+            listed.ok().json()["messages"].as_array().unwrap().clone()
+        };
+        eventually("both lines are in the index", || listed().len() == 2);
+        let texts: Vec<_> = listed().iter().map(|row| row["text"].clone()).collect();
+        assert_eq!(texts, ["hello", "hello"], "{session}");
+    }
 }

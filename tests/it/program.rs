@@ -760,13 +760,17 @@ fn two_daemons_on_one_session_never_interleave(backend: Backend) {
     backend.run(&second, &["flush", "--wait"]).ok();
     append(&transcript(&first, "s1"), "{\"by\":\"first\"}\n");
     // The bytes of the fenced writer are durable, and `flush` reports where.
-    backend
-        .run(&first, &["flush", "--wait"])
-        .fails(4, "another writer owns", "pull s1 --branch");
+    backend.run(&first, &["flush", "--wait"]).fails(
+        4,
+        "another writer owns",
+        "sessiond adopt s1 --branch",
+    );
     // It reports that again, also without new bytes.
-    backend
-        .run(&first, &["flush", "--wait"])
-        .fails(4, "another writer owns", "pull s1 --branch");
+    backend.run(&first, &["flush", "--wait"]).fails(
+        4,
+        "another writer owns",
+        "sessiond adopt s1 --branch",
+    );
     append(&transcript(&second, "s1"), "{\"by\":\"second\"}\n");
     backend.run(&second, &["flush", "--wait"]).ok();
 

@@ -619,10 +619,10 @@ impl Run {
         let point = ResolvedPoint {
             at,
             checkpoint: None,
+            branch: branch.cloned(),
         };
         let options = Options {
             point,
-            branch: branch.cloned(),
             ..Options::default()
         };
         let restored = restore::restore(&context, id, &options).await;

@@ -179,6 +179,7 @@ fn history(actions: Vec<Action>) -> Vec<Entry> {
             checkpoints: Vec::new(),
             fork: None,
             rollback_to: None,
+            adopted: Vec::new(),
         };
         let entry = entry::decode("x", &entry::encode(header, &bodies).unwrap().bytes).unwrap();
         model.apply(&entry);

@@ -128,6 +128,7 @@ impl Session {
             checkpoints: Vec::new(),
             fork: None,
             rollback_to: None,
+            adopted: Vec::new(),
         };
         edit(&mut header);
         let encoded = entry::encode(header, &bodies).unwrap();

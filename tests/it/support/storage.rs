@@ -190,9 +190,9 @@ impl Storage {
         let options = Options {
             point: ResolvedPoint {
                 at,
+                branch,
                 ..ResolvedPoint::default()
             },
-            branch,
             ..Options::default()
         };
         restore::restore(&context, &self.id(session), &options).await?;
