@@ -21,13 +21,14 @@ import lab  # noqa: E402
 import report  # noqa: E402
 from figures import Measured  # noqa: E402
 from proxy import Proxy  # noqa: E402
-from rows import append, fleet, idle, index, memory, restore, size, start, stop  # noqa: E402
+from rows import append, fleet, heavy, idle, index, memory, restore, size, start, stop  # noqa: E402
 
 ROWS = {
     "append": append.measure,
     "restore": restore.measure,
     "latency": restore.measure_latency,
     "memory": memory.measure,
+    "heavy": heavy.measure,
     "idle": idle.measure,
     "start": start.measure,
     "stop": stop.measure,

@@ -123,6 +123,7 @@ pub fn transcript(input: &[u8]) -> bool {
             mode: 0,
             mtime_ns: 0,
             seq: None,
+            upload: None,
         };
         reader.read(&profile, [(&part, bytes)].into_iter())
     };

@@ -61,6 +61,7 @@ fn header(kind: EntryKind, bodies: &[(&str, &[u8])]) -> EntryHeader {
         mode: 0o600,
         mtime_ns: 1_777_636_800_000_000_000,
         seq: kind.is_compacted().then_some(2),
+        upload: None,
     };
     let text = serde_json::json!({
         "version": version::ENTRY, "kind": kind, "namespace": "team", "agent": "claude-code", "session": "3f2a", "seq": 2, "writer": "9c41",

@@ -12,7 +12,7 @@ use crate::log::assemble::FileAssembler;
 use crate::log::branches::Branch;
 use crate::log::state::LogState;
 use crate::model::{
-    Checkpoint, FileKind, FileMove, FileState, ForkOrigin, Part, RelPath, RunningHash,
+    Checkpoint, FileKind, FileMove, FileState, ForkOrigin, Part, RelPath, RunningHash, UploadPart,
 };
 use crate::sys::lines::complete_prefix_len;
 use crate::sys::{Directory, OpenFile};
@@ -365,6 +365,11 @@ impl FileReader {
             mode: file.mode,
             mtime_ns: file.mtime_ns,
             seq: None,
+            upload: match self.offset < file.len {
+                _ if file.kind == FileKind::Append => None,
+                true => Some(UploadPart::More),
+                false => (start > self.file.start).then_some(UploadPart::Last),
+            },
         };
         Ok((part, body))
     }

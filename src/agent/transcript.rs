@@ -319,6 +319,7 @@ mod tests {
             mode: 0,
             mtime_ns: 0,
             seq: None,
+            upload: None,
         }
     }
 

@@ -4,17 +4,19 @@
 //! entry ends. Reads only the bytes to upload, and the bytes to compare if a file may have been
 //! rewritten.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use jiff::Timestamp;
 
+use super::limits::EntryLimits;
 use super::scan::{fingerprint, log_of};
 use crate::agent::{FileClass, Profile};
-use crate::codec::entry::{MAX_RAW_BYTES, TARGET_RAW_BYTES};
+use crate::codec::entry::PART_OVERHEAD;
 use crate::error::Error;
 use crate::log::ledger::{FileCursor, TAIL_WINDOW, tail_fingerprint};
 use crate::model::{
     FileKind, FileMove, FileStat, LogName, ParsedTranscripts, Part, RelPath, TurnTracker,
+    UploadPart,
 };
 use crate::sys::lines::complete_prefix_len;
 use crate::sys::mutation::{Mutation, is_active};
@@ -23,10 +25,6 @@ use crate::sys::{Directory, ItemKind, OpenFile};
 /// A side file that changed more recently than this may change again with the same mtime and
 /// length, because the kernel updates its file clock every few milliseconds.
 const MTIME_GRANULARITY_NS: i64 = 50_000_000;
-
-/// Bytes that each part uses of an entry's size budget, in addition to its content and path. This
-/// bounds the header of an entry with many small files.
-const PART_OVERHEAD: u64 = 1 << 10;
 
 /// The changes in the files of one log since their cursors.
 #[derive(Debug, Default)]
@@ -37,10 +35,12 @@ pub struct ChangeSet {
     pub parts: Vec<Part>,
     /// The bytes of the parts.
     pub bodies: Vec<Vec<u8>>,
-    /// The cursors to store once the changes are durable.
-    pub cursors: BTreeMap<RelPath, FileCursor>,
+    /// The cursors to update once the changes are durable.
+    pub cursors: CursorUpdates,
     /// Whether there are more changes than fit into one entry.
     pub has_more: bool,
+    /// Bytes of the existing files that are durable once the changes are.
+    pub durable_bytes: u64,
     /// Bytes after the last newline of the transcripts.
     pub partial_line_bytes: u64,
     /// The fingerprint of the files, valid once all changes are durable; 0 if they must be read
@@ -63,12 +63,49 @@ impl ChangeSet {
     }
 
     /// The length of each transcript once the changes are durable.
-    pub fn transcript_lengths(&self) -> BTreeMap<RelPath, u64> {
-        self.cursors
-            .iter()
+    pub fn transcript_lengths(
+        &self,
+        before: &BTreeMap<RelPath, FileCursor>,
+    ) -> BTreeMap<RelPath, u64> {
+        let is_replaced = |path: &RelPath| self.cursors.0.contains_key(path);
+        let kept = before.iter().filter(|(path, _)| !is_replaced(path));
+        let updated = self.cursors.0.iter();
+        kept.chain(updated.filter_map(|(path, cursor)| Some((path, cursor.as_ref()?))))
             .filter(|(_, cursor)| cursor.kind == FileKind::Append)
             .map(|(path, cursor)| (path.clone(), cursor.len))
             .collect()
+    }
+}
+
+/// The cursors that change; none for a path that has no cursor any more. The other cursors are not
+/// copied, because a session can have a hundred thousand files.
+#[derive(Debug, Clone, Default)]
+pub struct CursorUpdates(BTreeMap<RelPath, Option<FileCursor>>);
+
+impl CursorUpdates {
+    /// The cursor of a file after the updates.
+    fn get<'a>(
+        &'a self,
+        before: &'a BTreeMap<RelPath, FileCursor>,
+        path: &RelPath,
+    ) -> Option<&'a FileCursor> {
+        match self.0.get(path) {
+            Some(updated) => updated.as_ref(),
+            None => before.get(path),
+        }
+    }
+
+    /// Applies the updates. Returns whether a cursor changed.
+    pub fn apply(self, cursors: &mut BTreeMap<RelPath, FileCursor>) -> bool {
+        let mut has_changes = false;
+        for (path, cursor) in self.0 {
+            has_changes |= cursors.get(&path) != cursor.as_ref();
+            match cursor {
+                Some(cursor) => cursors.insert(path, cursor),
+                None => cursors.remove(&path),
+            };
+        }
+        has_changes
     }
 }
 
@@ -87,6 +124,11 @@ pub struct ChangeDetector<'a> {
     pub agent_exited: bool,
     /// The current time.
     pub now: Timestamp,
+    /// The sizes of entries.
+    pub limits: EntryLimits,
+    /// Whether the entry may be large. If it may not, and the changes do not fit, they are
+    /// incomplete and `has_more` is set.
+    pub is_large: bool,
 }
 
 impl ChangeDetector<'_> {
@@ -96,18 +138,25 @@ impl ChangeDetector<'_> {
         cursors: &BTreeMap<RelPath, FileCursor>,
         paths: &BTreeSet<RelPath>,
     ) -> ChangeSet {
-        let mut changes = ChangeSet {
-            cursors: cursors.clone(),
-            ..ChangeSet::default()
-        };
+        let mut changes = ChangeSet::default();
         let files = self.find_files(cursors, paths, &mut changes.read_errors);
-        self.find_moves(&files, &mut changes);
-        self.read_changes(&files, &mut changes);
-        let current = files.keys().filter_map(|path| changes.cursors.get(path));
+        let mut room = if self.is_large {
+            self.limits.target
+        } else {
+            self.limits.small
+        };
+        self.find_moves(&files, cursors, &mut changes, &mut room);
+        // A file that is not moved in this entry must not be uploaded at its new path.
+        if !changes.has_more {
+            self.read_changes(&files, cursors, &mut changes, room);
+        }
+        let updates = &changes.cursors;
+        let current = files.keys().filter_map(|path| updates.get(cursors, path));
         changes.partial_line_bytes = current
             .clone()
             .map(|cursor| cursor.partial_line_bytes)
             .sum();
+        changes.durable_bytes = current.clone().map(FileCursor::durable_len).sum();
         // Files never have the fingerprint 0, so the next scan reads them again.
         changes.fingerprint = if current.clone().any(|cursor| cursor.is_recent) {
             0
@@ -192,75 +241,122 @@ impl ChangeDetector<'_> {
 
     /// Finds renamed files: a missing path and a new path with the same content. Their bytes are not
     /// uploaded again.
-    fn find_moves(&self, files: &Files, changes: &mut ChangeSet) {
+    fn find_moves(
+        &self,
+        files: &Files,
+        cursors: &BTreeMap<RelPath, FileCursor>,
+        changes: &mut ChangeSet,
+        room: &mut u64,
+    ) {
         // In a project's log, another machine may have replaced the file at the path since.
         if self.name.is_project() {
             return;
         }
-        let missing: Vec<RelPath> = changes
-            .cursors
-            .keys()
-            .filter(|path| !files.contains_key(*path))
-            .cloned()
-            .collect();
-        for from in missing {
-            let Some(cursor) = changes.cursors.get(&from).filter(|cursor| cursor.len > 0) else {
+        // A file whose upload is not complete is not at its old path in the log.
+        let can_move = |cursor: &FileCursor| cursor.len > 0 && cursor.uploading.is_none();
+        let mut missing = cursors
+            .iter()
+            .filter(|(path, cursor)| !files.contains_key(*path) && can_move(cursor))
+            .peekable();
+        if missing.peek().is_none() {
+            return;
+        }
+        // The kernel reuses the inodes of deleted files, so the content is compared as well.
+        // A file can have several paths.
+        let mut new_files: BTreeMap<(u64, u64), VecDeque<&RelPath>> = BTreeMap::new();
+        for (path, (_, stat)) in files {
+            if !cursors.contains_key(path) {
+                let paths = new_files.entry((stat.dev, stat.ino)).or_default();
+                paths.push_back(path);
+            }
+        }
+        for (from, cursor) in missing {
+            let Some(paths) = new_files.get_mut(&(cursor.stat.dev, cursor.stat.ino)) else {
                 continue;
             };
-            let mut new_files = files
-                .iter()
-                .filter(|(path, _)| !changes.cursors.contains_key(*path));
-            // The kernel reuses the inodes of deleted files, and small files often have the same
-            // content. A rename keeps the mtime, and only a transcript may have grown since.
-            let is_unchanged = |stat: &FileStat| {
-                stat.mtime_ns == cursor.stat.mtime_ns
-                    || (cursor.kind == FileKind::Append && stat.size > cursor.stat.size)
-            };
-            let is_candidate = |kind: FileKind, stat: &FileStat| {
-                kind == cursor.kind && stat.is_same_file(&cursor.stat) && is_unchanged(stat)
-            };
-            let Some((to, _)) = new_files.find(|(_, (kind, stat))| is_candidate(*kind, stat))
-            else {
+            let Some(to) = paths.front().copied() else {
                 continue;
             };
-            let moved = self.directory.open(to).ok().flatten().and_then(|file| {
-                FileCursor::read(&*file, cursor.kind, cursor.len)
-                    .ok()
-                    .flatten()
+            if !self.is_moved(files, to, cursor) {
+                continue;
+            }
+            let used = (from.as_str().len() + to.as_str().len()) as u64 + PART_OVERHEAD;
+            if *room < used && !changes.moves.is_empty() {
+                changes.has_more = true;
+                return;
+            }
+            *room = room.saturating_sub(used);
+            paths.pop_front();
+            changes.cursors.0.insert(from.clone(), None);
+            changes.cursors.0.insert(to.clone(), Some(cursor.clone()));
+            changes.moves.push(FileMove {
+                from: from.clone(),
+                to: to.clone(),
             });
-            if moved.is_none_or(|moved| moved.hash != cursor.hash) {
-                continue;
-            }
-            let to = to.clone();
-            if let Some(cursor) = changes.cursors.remove(&from) {
-                changes.cursors.insert(to.clone(), cursor);
-                changes.moves.push(FileMove { from, to });
-            }
         }
     }
 
-    /// Reads the changes of every file, side files first, until the entry is full.
-    fn read_changes(&self, files: &Files, changes: &mut ChangeSet) {
-        let mut budget = TARGET_RAW_BYTES;
+    /// Whether the file at `to` has the content of a cursor.
+    fn is_moved(&self, files: &Files, to: &RelPath, cursor: &FileCursor) -> bool {
+        let Some((kind, stat)) = files.get(to) else {
+            return false;
+        };
+        // Small files often have the same content. A rename keeps the mtime, and only a transcript
+        // may have grown since.
+        let is_unchanged = stat.mtime_ns == cursor.stat.mtime_ns
+            || (cursor.kind == FileKind::Append && stat.size > cursor.stat.size);
+        if *kind != cursor.kind || !stat.is_same_file(&cursor.stat) || !is_unchanged {
+            return false;
+        }
+        let moved = self.directory.open(to).ok().flatten().and_then(|file| {
+            FileCursor::read(&*file, cursor.kind, cursor.len)
+                .ok()
+                .flatten()
+        });
+        moved.is_some_and(|moved| moved.hash == cursor.hash)
+    }
+
+    /// Reads the changes of every file, side files first, until the entry is full. A side file that
+    /// a line refers to is therefore in the same entry as the line, or in an earlier one.
+    fn read_changes(
+        &self,
+        files: &Files,
+        cursors: &BTreeMap<RelPath, FileCursor>,
+        changes: &mut ChangeSet,
+        room: u64,
+    ) {
+        let mut room = EntryRoom {
+            left: room,
+            is_empty: changes.moves.is_empty(),
+        };
+        // A side file that changes all the time must not delay the transcripts.
+        let mut has_changing_file = false;
         for kind in [FileKind::Whole, FileKind::Append] {
             for (path, (_, stat)) in files.iter().filter(|(_, (of, _))| *of == kind) {
-                if budget == 0 {
-                    changes.has_more = true;
-                    break;
+                changes.has_more |= room.left == 0;
+                if changes.has_more {
+                    return;
                 }
-                match self.read_change(path, kind, stat, changes.cursors.get(path), budget) {
-                    Ok(None) => {}
-                    Ok(Some(change)) => {
+                let cursor = changes.cursors.get(cursors, path);
+                match self.read_change(path, kind, stat, cursor, room) {
+                    Ok(FileOutcome::Unchanged) => {}
+                    Ok(FileOutcome::Deferred) => changes.has_more = true,
+                    Ok(FileOutcome::ChangedDuringUpload) => {
+                        // Without a cursor, the next entry starts a new upload.
+                        changes.cursors.0.insert(path.clone(), None);
+                        has_changing_file = true;
+                    }
+                    Ok(FileOutcome::Changed(change)) => {
+                        let mut change = *change;
                         changes.has_more |= change.has_more;
+                        has_changing_file |= change.has_grown;
                         if change.is_part {
-                            let path_len = path.as_str().len() as u64;
-                            budget = budget.saturating_sub(
-                                change.bytes.len() as u64 + path_len + PART_OVERHEAD,
-                            );
+                            room.add_part(path, change.bytes.len());
                             changes.parts.push(change.part(path));
                             changes.bodies.push(change.bytes);
                         }
-                        changes.cursors.insert(path.clone(), change.cursor);
+                        change.cursor.settle();
+                        changes.cursors.0.insert(path.clone(), Some(change.cursor));
                     }
                     Err(cause) => {
                         let error = Error::io(format!("read {path}"), cause);
@@ -269,6 +365,7 @@ impl ChangeDetector<'_> {
                 }
             }
         }
+        changes.has_more |= has_changing_file;
     }
 
     fn read_change(
@@ -277,25 +374,26 @@ impl ChangeDetector<'_> {
         kind: FileKind,
         stat: &FileStat,
         cursor: Option<&FileCursor>,
-        budget: u64,
-    ) -> std::io::Result<Option<FileChange>> {
+        room: EntryRoom,
+    ) -> std::io::Result<FileOutcome> {
         let is_complete = |cursor: &FileCursor| {
-            cursor.len + cursor.partial_line_bytes == stat.size
+            cursor.uploading.is_none()
+                && cursor.len.saturating_add(cursor.partial_line_bytes) == stat.size
                 && !(self.agent_exited && cursor.partial_line_bytes > 0)
         };
         if cursor
             .is_some_and(|cursor| cursor.stat == *stat && is_complete(cursor) && !cursor.is_recent)
         {
-            return Ok(None);
+            return Ok(FileOutcome::Unchanged);
         }
         let Some(file) = self.directory.open(path)? else {
-            return Ok(None);
+            return Ok(FileOutcome::Unchanged);
         };
         let opened = file.stat()?;
         if !opened.is_same_file(stat) {
             // The file was replaced in the meantime. The next flush reads the new file from the
             // start.
-            return Ok(None);
+            return Ok(FileOutcome::Unchanged);
         }
         // Only the bytes up to the length from the file search are read: a later line may refer to
         // a side file that the search did not find.
@@ -303,54 +401,219 @@ impl ChangeDetector<'_> {
             size: stat.size.min(opened.size),
             ..opened
         };
-        let keeps_prefix = match cursor {
-            None => false,
+        if let Some(cursor) = cursor
+            && let Some(total) = cursor.uploading
+        {
+            return self.continue_upload(&*file, &stat, cursor, total, room);
+        }
+        let matching = match cursor {
+            None => None,
             // Another writer may have changed the stored file: upload all of it, or nothing.
             Some(cursor)
                 if self.name.is_project()
                     && cursor.len == cursor.stat.size
                     && cursor.stat != stat =>
             {
-                false
+                None
             }
-            Some(cursor) => has_same_prefix(&*file, &stat, cursor)?,
+            Some(cursor) => matching_cursor(&*file, &stat, cursor)?,
         };
-        let mut change = match cursor {
-            Some(cursor)
-                if keeps_prefix
-                    && (cursor.len == stat.size || !is_active(Mutation::UploadFromStart)) =>
-            {
-                FileChange::new(cursor.len, cursor.clone())
+        let keeps_prefix = matching.is_some();
+        let mut change = match matching {
+            Some(cursor) if cursor.len == stat.size || !is_active(Mutation::UploadFromStart) => {
+                FileChange::new(cursor.len, cursor)
             }
             _ => FileChange::new(0, FileCursor::new(kind, stat)),
         };
         let is_touched = cursor.is_some_and(|cursor| {
             (cursor.stat.mode, cursor.stat.mtime_ns) != (stat.mode, stat.mtime_ns)
         });
-        let age = i64::try_from(self.now.as_nanosecond())
-            .unwrap_or(i64::MAX)
-            .saturating_sub(stat.mtime_ns);
-        change.cursor.is_recent = kind == FileKind::Whole && age < MTIME_GRANULARITY_NS;
         change.cursor.kind = kind;
         change.cursor.stat = stat;
-        change.read(&*file, budget, self.agent_exited)?;
+        change.cursor.is_recent = self.is_recent(kind, &stat);
+        let is_read = match kind {
+            FileKind::Whole => self.read_side_file(&mut change, &*file, room)?,
+            FileKind::Append => self.read_transcript(&mut change, &*file, room)?,
+        };
+        if !is_read {
+            return Ok(FileOutcome::Deferred);
+        }
         let is_rewritten = change.start == 0 && !keeps_prefix;
         // A rewritten file without a complete line is not uploaded: the stored version stays until
         // there is something to replace it with.
         change.is_part = !change.bytes.is_empty()
             || ((is_rewritten || is_touched) && change.cursor.partial_line_bytes == 0);
-        Ok(Some(change))
+        Ok(FileOutcome::Changed(Box::new(change)))
+    }
+
+    fn is_recent(&self, kind: FileKind, stat: &FileStat) -> bool {
+        let age = i64::try_from(self.now.as_nanosecond())
+            .unwrap_or(i64::MAX)
+            .saturating_sub(stat.mtime_ns);
+        kind == FileKind::Whole && age < MTIME_GRANULARITY_NS
+    }
+
+    /// Reads the next part of a side file that is being uploaded in several. The bytes of the upload
+    /// are compared with the file once, before the last part: a file that grows all the time would
+    /// otherwise be read again for each part.
+    fn continue_upload(
+        &self,
+        file: &dyn OpenFile,
+        stat: &FileStat,
+        cursor: &FileCursor,
+        total: u64,
+        room: EntryRoom,
+    ) -> std::io::Result<FileOutcome> {
+        let can_continue = cursor.hash.running().is_some() && cursor.len <= total;
+        if !stat.is_same_file(&cursor.stat) || stat.size < total || !can_continue {
+            return Ok(FileOutcome::ChangedDuringUpload);
+        }
+        if !self.can_split(room) {
+            return Ok(FileOutcome::Deferred);
+        }
+        let left = total.saturating_sub(cursor.len);
+        let is_last = left <= self.limits.part;
+        let is_unchanged = !cursor.is_recent
+            && (stat.size, stat.mtime_ns) == (cursor.stat.size, cursor.stat.mtime_ns);
+        if is_last && !is_unchanged && !has_uploaded_bytes(file, cursor)? {
+            return Ok(FileOutcome::ChangedDuringUpload);
+        }
+        let mut change = FileChange::new(cursor.len, cursor.clone());
+        change.is_part = true;
+        if !change.read_exact(file, left.min(self.limits.part))? {
+            return Ok(FileOutcome::ChangedDuringUpload);
+        }
+        if is_last {
+            change.upload = Some(UploadPart::Last);
+            change.has_grown = stat.size > total;
+            change.cursor.uploading = None;
+            change.cursor.is_recent = self.is_recent(cursor.kind, stat);
+            change.cursor.stat = FileStat {
+                size: total,
+                ..*stat
+            };
+        } else {
+            change.upload = Some(UploadPart::More);
+            change.has_more = true;
+        }
+        Ok(FileOutcome::Changed(Box::new(change)))
+    }
+
+    /// Whether the entry may contain a part of a side file: it is large, and has nothing else.
+    fn can_split(&self, room: EntryRoom) -> bool {
+        self.is_large && room.is_empty
+    }
+
+    /// Reads the changed bytes of a side file, or the first part of them. Returns false if they do
+    /// not fit into this entry.
+    fn read_side_file(
+        &self,
+        change: &mut FileChange,
+        file: &dyn OpenFile,
+        room: EntryRoom,
+    ) -> std::io::Result<bool> {
+        let size = change.cursor.stat.size;
+        let left = size.saturating_sub(change.start);
+        let fits = left <= room.left.min(self.limits.part);
+        if !fits && !self.can_split(room) {
+            return Ok(false);
+        }
+        if !change.read_exact(file, left.min(self.limits.part))? {
+            // The file became shorter. The next flush reads it again.
+            change.has_more = true;
+        } else if !fits {
+            change.upload = Some(UploadPart::More);
+            change.cursor.uploading = Some(size);
+            change.has_more = true;
+        }
+        Ok(true)
+    }
+
+    /// Reads the new bytes of a transcript up to the last complete line. Returns false if a line
+    /// does not fit into this entry.
+    fn read_transcript(
+        &self,
+        change: &mut FileChange,
+        file: &dyn OpenFile,
+        room: EntryRoom,
+    ) -> std::io::Result<bool> {
+        let size = change.cursor.stat.size;
+        let includes_partial_line = self.agent_exited || is_active(Mutation::UploadPartialLine);
+        let left = size.saturating_sub(change.start);
+        let max_len = left.min(match self.can_split(room) {
+            true => self.limits.max,
+            false => room.left,
+        });
+        let mut len = left.min(room.left);
+        loop {
+            change.read_up_to(file, len)?;
+            let is_at_end = len == left || (change.bytes.len() as u64) < len;
+            if is_at_end && includes_partial_line {
+                break;
+            }
+            let complete_len = complete_prefix_len(&change.bytes);
+            if complete_len > 0 || is_at_end {
+                change.bytes.truncate(complete_len);
+                break;
+            }
+            if len == max_len && !self.can_split(room) {
+                return Ok(false);
+            }
+            if len == max_len {
+                // A line that is longer than the maximum entry is uploaded in parts.
+                break;
+            }
+            len = len.saturating_mul(4).min(max_len);
+        }
+        change.advance(file)?;
+        let rest = size.saturating_sub(change.cursor.len);
+        // A longer rest does not have to be searched: it does not fit into an entry as one line.
+        let is_partial_line = rest > 0
+            && rest <= self.limits.max
+            && !contains_newline(file, change.cursor.len, size)?;
+        change.cursor.partial_line_bytes = if is_partial_line { rest } else { 0 };
+        change.has_more = rest > 0 && !is_partial_line;
+        Ok(true)
     }
 }
 
-/// Whether a file still starts with the bytes that were uploaded.
-fn has_same_prefix(
+/// The room for more parts in an entry.
+#[derive(Clone, Copy)]
+struct EntryRoom {
+    /// Raw bytes that still fit.
+    left: u64,
+    /// Whether the entry has no change so far.
+    is_empty: bool,
+}
+
+impl EntryRoom {
+    fn add_part(&mut self, path: &RelPath, len: usize) {
+        let used = (path.as_str().len() + len) as u64 + PART_OVERHEAD;
+        self.left = self.left.saturating_sub(used);
+        self.is_empty = false;
+    }
+}
+
+/// What an entry includes of one file.
+enum FileOutcome {
+    /// Nothing: the file has not changed.
+    Unchanged,
+    /// Nothing: the change does not fit. A later entry includes it.
+    Deferred,
+    /// Nothing: the file is not the one whose upload began. A later entry starts a new upload.
+    ChangedDuringUpload,
+    /// This change.
+    Changed(Box<FileChange>),
+}
+
+/// The cursor to continue from, if a file still starts with the bytes that were uploaded.
+fn matching_cursor(
     file: &dyn OpenFile,
     stat: &FileStat,
     cursor: &FileCursor,
-) -> std::io::Result<bool> {
+) -> std::io::Result<Option<FileCursor>> {
     if stat.size < cursor.len {
-        return Ok(false);
+        return Ok(None);
     }
     // A transcript that only grew has the same prefix if the window before the cursor is equal. Any
     // other change of size, time or identity requires a comparison of all uploaded bytes.
@@ -360,14 +623,26 @@ fn has_same_prefix(
     let is_unchanged = !cursor.is_recent
         && stat.is_same_file(&cursor.stat)
         && (stat.size, stat.mtime_ns) == (cursor.stat.size, cursor.stat.mtime_ns);
-    if !grew && !is_unchanged {
+    let can_continue = cursor.len == stat.size || cursor.hash.running().is_some();
+    if (!grew && !is_unchanged) || !can_continue {
         let current = FileCursor::read(file, cursor.kind, cursor.len)?;
-        return Ok(current.is_some_and(|current| current.hash == cursor.hash));
+        let current = current.filter(|current| current.hash == cursor.hash);
+        return Ok(current.map(|current| FileCursor {
+            hash: current.hash,
+            ..cursor.clone()
+        }));
     }
     let window = cursor.len.min(TAIL_WINDOW);
     let mut bytes = vec![0; window as usize];
     let read = read_full(file, &mut bytes, cursor.len - window)?;
-    Ok(read == bytes.len() && tail_fingerprint(&bytes) == cursor.tail_fingerprint)
+    let is_equal = read == bytes.len() && tail_fingerprint(&bytes) == cursor.tail_fingerprint;
+    Ok(is_equal.then(|| cursor.clone()))
+}
+
+/// Whether a file starts with the bytes that were uploaded. Reads all of them.
+fn has_uploaded_bytes(file: &dyn OpenFile, cursor: &FileCursor) -> std::io::Result<bool> {
+    let current = FileCursor::read(file, cursor.kind, cursor.len)?;
+    Ok(current.is_some_and(|current| current.hash == cursor.hash))
 }
 
 /// Reads until the buffer is full or the file ends; returns the number of bytes.
@@ -394,6 +669,10 @@ struct FileChange {
     is_part: bool,
     /// Whether the file has more bytes than fit into the entry.
     has_more: bool,
+    /// Whether the file grew during its upload.
+    has_grown: bool,
+    /// The place in an upload of several parts.
+    upload: Option<UploadPart>,
 }
 
 impl FileChange {
@@ -404,6 +683,8 @@ impl FileChange {
             cursor,
             is_part: false,
             has_more: false,
+            has_grown: false,
+            upload: None,
         }
     }
 
@@ -417,65 +698,34 @@ impl FileChange {
             mode: self.cursor.stat.mode,
             mtime_ns: self.cursor.stat.mtime_ns,
             seq: None,
+            upload: self.upload,
         }
     }
 
-    /// Reads the bytes from `start` up to the last complete line, and advances the cursor.
-    fn read(
-        &mut self,
-        file: &dyn OpenFile,
-        budget: u64,
-        agent_exited: bool,
-    ) -> std::io::Result<()> {
-        let (kind, size) = (self.cursor.kind, self.cursor.stat.size);
-        let includes_partial_line = agent_exited || is_active(Mutation::UploadPartialLine);
-        let remaining = size.saturating_sub(self.start);
-        // The budget includes the parts that the entry already has.
-        let max_len = remaining.min(MAX_RAW_BYTES - (TARGET_RAW_BYTES - budget));
-        // A side file is uploaded in one part, if it fits.
-        let mut len = if kind == FileKind::Whole {
-            max_len
-        } else {
-            remaining.min(budget)
-        };
-        loop {
-            self.bytes.resize(len as usize, 0);
-            let read = read_full(file, &mut self.bytes, self.start)?;
-            self.bytes.truncate(read);
-            let is_at_end = len == remaining || (read as u64) < len;
-            if kind == FileKind::Whole || (is_at_end && includes_partial_line) {
-                break;
-            }
-            let complete_len = complete_prefix_len(&self.bytes);
-            if complete_len > 0 {
-                self.bytes.truncate(complete_len);
-                break;
-            }
-            if is_at_end {
-                self.bytes.clear();
-                break;
-            }
-            if len == max_len {
-                // A line that is longer than the maximum entry is uploaded in parts.
-                break;
-            }
-            len = len.saturating_mul(4).min(max_len);
+    /// Reads up to `len` bytes from `start`.
+    fn read_up_to(&mut self, file: &dyn OpenFile, len: u64) -> std::io::Result<()> {
+        self.bytes.resize(len as usize, 0);
+        let read = read_full(file, &mut self.bytes, self.start)?;
+        self.bytes.truncate(read);
+        Ok(())
+    }
+
+    /// Reads `len` bytes from `start` and advances the cursor. Returns false if the file is shorter.
+    fn read_exact(&mut self, file: &dyn OpenFile, len: u64) -> std::io::Result<bool> {
+        self.read_up_to(file, len)?;
+        self.advance(file)?;
+        Ok(self.bytes.len() as u64 == len)
+    }
+
+    /// Advances the cursor over the bytes.
+    fn advance(&mut self, file: &dyn OpenFile) -> std::io::Result<()> {
+        if self.bytes.is_empty() {
+            self.cursor.partial_line_bytes = 0;
+            return Ok(());
         }
-        let uploaded = self.start + self.bytes.len() as u64;
-        let rest = size.saturating_sub(uploaded);
         let mut window = self.window(file)?;
         self.cursor.advance(&mut window, &self.bytes);
         self.cursor.partial_line_bytes = 0;
-        if rest > 0 {
-            // The rest is a partial line, or did not fit.
-            let is_partial_line =
-                kind == FileKind::Append && !contains_newline(file, uploaded, size)?;
-            if is_partial_line {
-                self.cursor.partial_line_bytes = rest;
-            } else {
-                self.has_more = true;
-            }
-        }
         Ok(())
     }
 

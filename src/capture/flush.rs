@@ -19,11 +19,19 @@ use crate::log::append::AppendOutcome;
 use crate::log::ledger::{FileCursor, Ledger};
 use crate::log::race::LostRaces;
 use crate::log::writer::{LogWriter, WriteTarget, fenced_error};
-use crate::model::{EntryHeader, EntryKind, FileKind, LogId, ParsedTranscripts, RelPath};
+use crate::model::{
+    EntryHeader, EntryKind, FileKind, LogId, ParsedTranscripts, RelPath, UploadPart,
+};
 use crate::store::Store;
-use crate::sys::TRACE_TARGET;
 use crate::sys::clock::new_writer_id;
 use crate::sys::mutation::{Mutation, is_active};
+use crate::sys::{TRACE_TARGET, blocking};
+
+/// From this number of files on, the ledger is not saved after each entry of a large flush.
+const MANY_FILES: usize = 1000;
+
+/// Maximum number of entries until the ledger is saved.
+const MAX_UNSAVED_ENTRIES: u32 = 16;
 
 /// The state that a log's flushes share.
 pub struct LogFlusher {
@@ -42,6 +50,10 @@ pub struct LogFlusher {
     is_confirmed: bool,
     /// The cursors of a project's files from before another writer appended.
     cursors_before_conflict: BTreeMap<RelPath, FileCursor>,
+    /// The changes do not fit into a small entry.
+    is_large: bool,
+    /// The number of entries since the ledger was saved.
+    unsaved_entries: u32,
 }
 
 struct PendingEntry {
@@ -66,6 +78,8 @@ pub struct FlushOutcome {
     pub files: BTreeSet<RelPath>,
     /// Durable bytes of the existing files.
     pub durable_bytes: u64,
+    /// Whether another turn is needed, because the changes need a large entry or several entries.
+    pub is_unfinished: bool,
 }
 
 /// The next step of a flush.
@@ -74,6 +88,8 @@ enum Step {
     Done,
     /// Detect changes again.
     Continue,
+    /// Detect changes again, after the flushes of other logs.
+    Yield,
     /// The log is ahead of the ledger: recover it from the store, then detect changes again.
     Recover,
 }
@@ -90,11 +106,42 @@ impl LogFlusher {
             is_ledger_stale: false,
             is_confirmed: false,
             cursors_before_conflict: BTreeMap::new(),
+            is_large: false,
+            unsaved_entries: 0,
         }
+    }
+
+    /// Whether the next turn writes a large entry.
+    pub fn is_large(&self) -> bool {
+        self.is_large
+    }
+
+    /// Whether it keeps a large entry of which it is unknown whether it is stored.
+    pub fn has_large_pending_entry(&self) -> bool {
+        self.is_large && self.pending.is_some()
     }
 
     /// Makes the current changes durable. Partial lines are included if the agent has exited.
     pub async fn flush(
+        &mut self,
+        context: &CaptureContext,
+        agent_exited: bool,
+    ) -> Result<FlushOutcome> {
+        let mut outcome = self.flush_turn(context, agent_exited).await?;
+        while outcome.is_unfinished {
+            let next = self.flush_turn(context, agent_exited).await?;
+            outcome = FlushOutcome {
+                raw_bytes: outcome.raw_bytes + next.raw_bytes,
+                entries: outcome.entries + next.entries,
+                ..next
+            };
+        }
+        Ok(outcome)
+    }
+
+    /// One turn of a flush: all current changes if they fit into a small entry, otherwise at most one
+    /// large entry. The outcome says whether there is more.
+    pub async fn flush_turn(
         &mut self,
         context: &CaptureContext,
         agent_exited: bool,
@@ -141,8 +188,13 @@ impl LogFlusher {
                 }
                 step => {
                     self.ledger = Some(ledger);
-                    if let Step::Done = step? {
-                        return Ok(outcome);
+                    match step? {
+                        Step::Done => return Ok(outcome),
+                        Step::Yield => {
+                            outcome.is_unfinished = true;
+                            return Ok(outcome);
+                        }
+                        Step::Continue | Step::Recover => {}
                     }
                 }
             }
@@ -150,7 +202,8 @@ impl LogFlusher {
     }
 
     async fn load_ledger(&mut self, context: &CaptureContext) -> Result<Ledger> {
-        let on_disk = Ledger::load(&*context.directory, &context.logs.store.address(), &self.id)
+        let store = context.logs.store.address();
+        let on_disk = blocking(|| Ledger::load(&*context.directory, &store, &self.id))
             .filter(|_| !self.is_ledger_stale);
         let mut ledger = match on_disk {
             Some(ledger) => ledger,
@@ -186,13 +239,23 @@ impl LogFlusher {
             name: &self.id.name,
             agent_exited,
             now,
+            limits: context.limits,
+            is_large: self.is_large,
         };
-        let changes = detector.detect(&ledger.files, &self.paths);
+        let changes = blocking(|| detector.detect(&ledger.files, &self.paths));
+        if changes.has_more && !self.is_large {
+            self.is_large = true;
+            return Ok(Step::Yield);
+        }
         if changes.is_empty() {
-            let before = (ledger.clean_fingerprint, std::mem::take(&mut ledger.files));
-            let result = self.commit(ledger, changes, outcome);
-            if before.0 != ledger.clean_fingerprint || before.1 != ledger.files {
+            self.is_large = changes.has_more;
+            let before = ledger.clean_fingerprint;
+            let (result, has_changes) = self.commit(ledger, changes, outcome);
+            if has_changes || before != ledger.clean_fingerprint || self.unsaved_entries > 0 {
                 self.save(context, ledger, false);
+            }
+            if self.is_large {
+                return Ok(Step::Yield);
             }
             return result.map(|()| Step::Done);
         }
@@ -213,7 +276,7 @@ impl LogFlusher {
             self.save(context, ledger, true);
             entry_appended(context, ledger, &claim, ParsedTranscripts::default());
         }
-        let pending = self.encode(context, ledger, changes)?;
+        let pending = blocking(|| self.encode(context, ledger, changes))?;
         self.append(context, ledger, pending, outcome).await
     }
 
@@ -232,7 +295,7 @@ impl LogFlusher {
                 .zip(changes.bodies.iter().map(Vec::as_slice)),
         );
         changes.turns = ledger.turns.clone();
-        let lengths = changes.transcript_lengths();
+        let lengths = changes.transcript_lengths(&ledger.files);
         let checkpoints = changes
             .turns
             .apply(&changes.transcripts.turn_events, &lengths);
@@ -247,8 +310,9 @@ impl LogFlusher {
             checkpoints,
             ..header
         };
+        let bodies = std::mem::take(&mut changes.bodies);
         Ok(PendingEntry {
-            encoded: entry::encode(header, &changes.bodies)?,
+            encoded: entry::encode(header, &bodies)?,
             changes,
             is_retry: false,
         })
@@ -262,7 +326,7 @@ impl LogFlusher {
         outcome: &mut FlushOutcome,
     ) -> Result<Step> {
         if is_active(Mutation::AdvanceLedgerBeforeWrite) {
-            ledger.files = pending.changes.cursors.clone();
+            pending.changes.cursors.clone().apply(&mut ledger.files);
             self.save(context, ledger, false);
         }
         let appended = context
@@ -315,16 +379,26 @@ impl LogFlusher {
         } else {
             BTreeSet::new()
         };
-        let result = self.commit(ledger, changes, outcome);
+        let (result, _) = self.commit(ledger, changes, outcome);
         if !is_active(Mutation::ForgetPathsChangedDuringRetry) {
             self.paths.extend(reported_since);
         }
         self.paths.extend(named);
-        self.save(context, ledger, false);
+        self.unsaved_entries += 1;
+        // The ledger of many files is large. If it lacks entries, the writer finds them in the log.
+        if !has_more
+            || ledger.files.len() < MANY_FILES
+            || self.unsaved_entries >= MAX_UNSAVED_ENTRIES
+        {
+            self.save(context, ledger, false);
+        }
         entry_appended(context, ledger, &encoded, transcripts);
+        self.is_large &= has_more || is_retry;
         // The next flush uploads bytes that were appended after the change detection. The change
         // detection of a retry belongs to an earlier flush.
-        if has_more || is_retry || has_new_names {
+        if self.is_large {
+            Ok(Step::Yield)
+        } else if has_more || is_retry || has_new_names {
             Ok(Step::Continue)
         } else {
             result.map(|()| Step::Done)
@@ -406,36 +480,34 @@ impl LogFlusher {
     }
 
     /// Updates the ledger after the changes are durable, so that no flush reads the files again
-    /// before they change. Returns an error if a file could not be read.
+    /// before they change. Returns an error if a file could not be read, and whether a cursor
+    /// changed.
     fn commit(
         &mut self,
         ledger: &mut Ledger,
         mut changes: ChangeSet,
         outcome: &mut FlushOutcome,
-    ) -> Result<()> {
+    ) -> (Result<()>, bool) {
         outcome.partial_line_bytes = changes.partial_line_bytes;
-        outcome.durable_bytes = changes
-            .files
-            .iter()
-            .filter_map(|path| changes.cursors.get(path))
-            .map(|cursor| cursor.len)
-            .sum();
+        outcome.durable_bytes = changes.durable_bytes;
         outcome.fingerprint = if changes.read_errors.is_empty() && !changes.has_more {
             changes.fingerprint
         } else {
             0
         };
         ledger.clean_fingerprint = outcome.fingerprint;
-        ledger.files = changes.cursors;
+        let has_changes = changes.cursors.apply(&mut ledger.files);
         self.paths = changes.files.clone();
         outcome.files = changes.files;
-        changes.read_errors.pop().map_or(Ok(()), Err)
+        (changes.read_errors.pop().map_or(Ok(()), Err), has_changes)
     }
 
     /// Saves the ledger. A failure, such as a full disk, does not stop the flush, because the
     /// ledger can be recovered from the store.
-    fn save(&self, context: &CaptureContext, ledger: &Ledger, durable: bool) {
-        if let Err(error) = ledger.save(&*context.directory, durable) {
+    fn save(&mut self, context: &CaptureContext, ledger: &Ledger, durable: bool) {
+        self.unsaved_entries = 0;
+        let saved = blocking(|| ledger.save(&*context.directory, durable));
+        if let Err(error) = saved {
             tracing::warn!(%error, session = %self.id.name, "saving the ledger failed");
         }
     }
@@ -454,7 +526,7 @@ impl LogFlusher {
             && entry.header.writer == ledger.log_writer.writer
             && entry.header.predecessor() == ledger.log_writer.seq
             && entry.header.prev_digest == ledger.log_writer.digest
-            && apply_own_entry(context, ledger, entry)?
+            && blocking(|| apply_own_entry(context, ledger, entry))?
         {
             ledger
                 .log_writer
@@ -540,6 +612,13 @@ fn apply_own_entry(context: &CaptureContext, ledger: &mut Ledger, entry: &Entry)
         let cursor = cursor_at(&part.path, part.kind, part.end())?
             .filter(|cursor| cursor.hash.digest() == part.file_sha256);
         match cursor {
+            Some(mut cursor) if part.upload == Some(UploadPart::More) => {
+                cursor.uploading = Some(cursor.stat.size).filter(|size| *size > part.end());
+                match cursor.uploading {
+                    Some(_) => files.insert(part.path.clone(), cursor),
+                    None => files.remove(&part.path),
+                };
+            }
             Some(mut cursor) => {
                 has_appended_lines |= part.kind == FileKind::Append && part.len > 0;
                 cursor.stat.size = part.end();

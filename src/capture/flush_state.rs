@@ -73,6 +73,9 @@ pub enum FlushEvent {
         /// this flush, the next flush starts at once.
         urgent: bool,
     },
+    /// The flush wrote a part of the changes. The next flush starts after those of other logs that
+    /// are due.
+    FlushYielded,
     /// The flush failed.
     FlushFailed {
         /// The delay before the next attempt.
@@ -119,6 +122,10 @@ impl FlushState {
                 };
                 self.after_end(|flush| flush.finish(wrote, now, min_interval))
             }
+            FlushEvent::FlushYielded => self.after_end(|flush| FlushState::Waiting {
+                unsaved_since: flush.unsaved_since,
+                due: now,
+            }),
             FlushEvent::FlushFailed { retry_in } => {
                 self.after_end(|flush| flush.fail(now + retry_in))
             }

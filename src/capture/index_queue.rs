@@ -13,6 +13,8 @@ use crate::model::LogName;
 
 /// Maximum number of entries in the queue: the entries of one or two seconds with many busy agents.
 const MAX_ENTRIES: usize = 256;
+/// Maximum number of parts and messages of the entries in the queue: an entry can have thousands.
+const MAX_ITEMS: usize = 8192;
 /// Maximum number of failures in the queue. A new failure replaces the oldest one.
 const MAX_FAILURES: usize = 100;
 
@@ -30,6 +32,8 @@ pub enum IndexTask {
 #[derive(Default)]
 struct Pending {
     entries: VecDeque<EntryRecord>,
+    /// The number of their parts and messages.
+    items: usize,
     stale_logs: BTreeSet<LogName>,
     failures: VecDeque<Failure>,
     /// Whether the indexer is working on a task.
@@ -39,6 +43,7 @@ struct Pending {
 impl Pending {
     fn pop(&mut self) -> Option<IndexTask> {
         if let Some(record) = self.entries.pop_front() {
+            self.items = self.items.saturating_sub(items(&record));
             return Some(IndexTask::Entry(Box::new(record)));
         }
         if let Some(name) = self.stale_logs.pop_first() {
@@ -51,6 +56,10 @@ impl Pending {
     fn backlog(&self) -> usize {
         self.entries.len() + self.stale_logs.len() + usize::from(self.in_progress)
     }
+}
+
+fn items(record: &EntryRecord) -> usize {
+    record.header.parts.len() + record.transcripts.messages.len()
 }
 
 /// A bounded queue of work for the indexer.
@@ -71,7 +80,10 @@ impl IndexQueue {
         let mut pending = self.lock();
         // The indexer reads the entry from the store together with the others of a stale log.
         if !pending.stale_logs.contains(&record.log.name) {
-            if pending.entries.len() < MAX_ENTRIES {
+            let items = pending.items + items(&record);
+            let fits = pending.entries.len() < MAX_ENTRIES && items <= MAX_ITEMS;
+            if fits || pending.entries.is_empty() {
+                pending.items = items;
                 pending.entries.push_back(record);
             } else {
                 pending.stale_logs.insert(record.log.name);

@@ -9,6 +9,7 @@ pub mod flush;
 pub mod flush_state;
 pub mod handle;
 pub mod index_queue;
+pub mod limits;
 pub mod metadata_queue;
 mod outage;
 pub mod recover;
@@ -22,7 +23,9 @@ pub mod watch;
 use std::sync::Arc;
 use std::time::Duration;
 
+use self::scan::{DirectoryScan, LogCache, scan_cached};
 use crate::agent::Profile;
+use crate::error::Result;
 use crate::index::EntryRecord;
 use crate::log::Logs;
 use crate::sys::Directory;
@@ -30,6 +33,7 @@ use crate::sys::Directory;
 pub use compaction_queue::CompactionQueue;
 pub use handle::{FinishReport, FlushReport, StreamerHandle};
 pub use index_queue::{IndexQueue, IndexTask};
+pub use limits::EntryLimits;
 pub use metadata_queue::MetadataQueue;
 pub use stream_counters::StreamCounters;
 pub use streamer::Streamer;
@@ -56,9 +60,16 @@ pub struct CaptureContext {
     pub flush_interval: Duration,
     /// Maximum number of concurrent flushes.
     pub max_concurrent_flushes: usize,
+    /// The sizes of entries.
+    pub limits: EntryLimits,
 }
 
 impl CaptureContext {
+    /// Scans the agent's directory.
+    fn scan(&self, cache: &mut LogCache) -> Result<DirectoryScan> {
+        scan_cached(&*self.directory, &*self.profile, None, cache)
+    }
+
     /// Passes an appended entry to the queues and counters.
     fn entry_appended(&self, record: EntryRecord) {
         self.counters.entry_appended(&record);

@@ -10,9 +10,9 @@ use crate::log::ledger::{FileCursor, Ledger};
 use crate::log::writer::{LogWriter, WriteTarget};
 use crate::model::{EntryKind, FileKind, FileState, LogId, RelPath};
 use crate::store::Store;
-use crate::sys::Directory;
 use crate::sys::clock::new_writer_id;
 use crate::sys::mutation::{Mutation, is_active};
+use crate::sys::{Directory, blocking};
 
 /// Makes a ledger from the log in the store. If the local files equal or extend the log, the writer
 /// continues after its head, otherwise on a branch. Does not claim the log.
@@ -44,7 +44,7 @@ pub async fn recover_ledger(context: &CaptureContext, id: &LogId) -> Result<Ledg
         ..LogWriter::unclaimed(writer, state.seq, digest, now)
     };
     let mut ledger = Ledger::new(context.logs.store.address(), id.clone(), log_writer);
-    let cursors = match_local_files(&*context.directory, &state.files)
+    let cursors = blocking(|| match_local_files(&*context.directory, &state.files))
         .map_err(|cause| Error::io("compare the local files with the log", cause))?
         .or_else(|| is_active(Mutation::ClaimWithoutComparison).then(BTreeMap::new));
     match cursors {
@@ -95,6 +95,7 @@ fn match_local_files(
                     Some(stored.seq) == last_seq && stored.kind == FileKind::Append;
                 // With the stored size, the next change detection finds the appended bytes.
                 cursor.stat.size = stored.len;
+                cursor.settle();
                 cursors.insert(path.clone(), cursor);
             }
             None if stored.kind == FileKind::Append => return Ok(None),

@@ -6,7 +6,7 @@ use std::hash::{Hash, Hasher};
 
 use crate::agent::{FileClass, Profile, SESSION_ID_SEARCH_BYTES, find_session_id};
 use crate::error::{Error, Result};
-use crate::model::{Digest, FileKind, FileStat, LogName, RelPath, SessionId};
+use crate::model::{FileKind, FileStat, LogName, RelPath, RunningHash, SessionId};
 use crate::sys::{Directory, ItemKind};
 
 /// A file that a scan found.
@@ -24,6 +24,11 @@ impl ScannedFile {
     /// The fingerprint of the files of a log.
     pub fn fingerprint(files: &[ScannedFile]) -> u64 {
         fingerprint(files.iter().map(|file| (&file.path, &file.stat)))
+    }
+
+    /// The sum of the sizes of files.
+    pub fn total_size(files: &[ScannedFile]) -> u64 {
+        files.iter().map(|file| file.stat.size).sum()
     }
 }
 
@@ -217,16 +222,17 @@ pub fn log_of(
 /// The fingerprint of paths and metadata: it changes when a file changes. Never 0, which means
 /// "unknown" in a ledger.
 pub fn fingerprint<'a>(files: impl Iterator<Item = (&'a RelPath, &'a FileStat)>) -> u64 {
-    struct Sha256Hasher(Vec<u8>);
+    #[derive(Default)]
+    struct Sha256Hasher(RunningHash);
     impl Hasher for Sha256Hasher {
         fn finish(&self) -> u64 {
-            Digest::of(&self.0).fingerprint()
+            self.0.digest().fingerprint()
         }
         fn write(&mut self, bytes: &[u8]) {
-            self.0.extend_from_slice(bytes);
+            self.0.update(bytes);
         }
     }
-    let mut hasher = Sha256Hasher(Vec::new());
+    let mut hasher = Sha256Hasher::default();
     for file in files {
         file.hash(&mut hasher);
     }

@@ -10,15 +10,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::{self, JoinSet};
+use tokio::task::{self, JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep_until};
 
 use super::CaptureContext;
 use super::flush::{FlushOutcome, LogFlusher};
 use super::flush_state::{FlushAction, FlushEvent, RunningFlush};
 use super::handle::{Command, FinishReport, FlushReport, StreamerHandle};
+use super::limits::MAX_LARGE_FLUSHES;
 use super::outage::OutageLog;
-use super::scan::{DirectoryScan, LogCache, ScannedFile, log_of, scan, scan_cached};
+use super::scan::{DirectoryScan, LogCache, ScannedFile, log_of, scan};
 use super::tracked_log::{LogStatus, StreamSummary, TrackedLog};
 use super::waiters::{Waiter, Waiters};
 use super::watch::{EventBuffer, Watcher};
@@ -29,7 +30,7 @@ use crate::log::ledger::Ledger;
 use crate::model::{LogName, RelPath, SessionId};
 use crate::store::Store;
 use crate::sys::lines::one_line;
-use crate::sys::{Backoff, Directory};
+use crate::sys::{Backoff, Directory, blocking};
 
 /// Maximum time between two full scans while logs change. A scan finds changes without an event.
 const SCAN_INTERVAL: Duration = Duration::from_secs(15);
@@ -54,6 +55,28 @@ const UNLOAD_AFTER: Duration = Duration::from_secs(60);
 type JoinedFlush =
     std::result::Result<(task::Id, (Box<LogFlusher>, Result<FlushOutcome>)), task::JoinError>;
 
+/// The result of a scan, and the cache that it used.
+type ScanOutcome = (LogCache, Result<DirectoryScan>);
+
+/// The result of a scan task.
+type JoinedScan = std::result::Result<ScanOutcome, task::JoinError>;
+
+/// A running scan, and what it is for.
+struct RunningScan {
+    task: JoinHandle<ScanOutcome>,
+    purposes: Vec<ScanPurpose>,
+}
+
+/// What a scan is for.
+enum ScanPurpose {
+    /// Changes without an event.
+    Changes { started: Instant },
+    /// A caller that waits for the changes of one session, or of all.
+    Flush(Option<SessionId>, oneshot::Sender<Result<FlushReport>>),
+    /// The final flush.
+    Finish,
+}
+
 struct Shutdown {
     started: Instant,
     deadline: Instant,
@@ -76,6 +99,11 @@ pub struct Streamer {
     due_logs: BTreeSet<(Instant, LogName)>,
     flushes: JoinSet<(Box<LogFlusher>, Result<FlushOutcome>)>,
     flushing_logs: HashMap<task::Id, LogName>,
+    /// The number of running flushes that write a large entry.
+    large_flushes: usize,
+    scan: Option<RunningScan>,
+    /// What the next scan is for. A running scan may have missed a change before the request.
+    scan_requests: Vec<ScanPurpose>,
     waiters: Waiters,
     /// The callers that wait for the end of a running flush to hold its log.
     hold_replies: BTreeMap<LogName, oneshot::Sender<()>>,
@@ -107,6 +135,9 @@ impl Streamer {
             due_logs: BTreeSet::new(),
             flushes: JoinSet::new(),
             flushing_logs: HashMap::new(),
+            large_flushes: 0,
+            scan: None,
+            scan_requests: Vec::new(),
             waiters: Waiters::default(),
             hold_replies: BTreeMap::new(),
             shutdown: None,
@@ -114,8 +145,10 @@ impl Streamer {
             logged_skips: BTreeSet::new(),
             log_cache: LogCache::new(),
         };
-        streamer.refresh_watches();
-        streamer.load_logs()?;
+        blocking(|| {
+            streamer.refresh_watches();
+            streamer.load_logs()
+        })?;
         let (commands, inbox) = mpsc::channel(16);
         tokio::spawn(streamer.run(inbox));
         Ok(StreamerHandle::new(commands))
@@ -124,7 +157,10 @@ impl Streamer {
     /// Finds the logs on disk. A log whose files still match its ledger needs no flush.
     fn load_logs(&mut self) -> Result<()> {
         let store = self.context.logs.store.address();
-        let found = self.scan()?;
+        let mut cache = std::mem::take(&mut self.log_cache);
+        let found = self.context.scan(&mut cache);
+        self.log_cache = cache;
+        let found = self.scan_ended(found)?;
         for (name, mut files) in found.logs {
             let id = self.context.logs.id(name.clone());
             let ledger = Ledger::load(&*self.context.directory, &store, &id);
@@ -133,6 +169,7 @@ impl Streamer {
             }
             let fingerprint = ScannedFile::fingerprint(&files);
             let tracked = self.tracked(&name);
+            tracked.scanned_bytes = ScannedFile::total_size(&files);
             tracked.paths = files.into_iter().map(|file| file.path).collect();
             match ledger {
                 Some(ledger) if ledger.clean_fingerprint == fingerprint => {
@@ -147,6 +184,7 @@ impl Streamer {
 
     async fn run(mut self, mut inbox: mpsc::Receiver<Command>) {
         loop {
+            self.start_scan();
             self.start_due_flushes();
             if self.is_finished() {
                 break;
@@ -163,6 +201,9 @@ impl Streamer {
                 Some(joined) = self.flushes.join_next_with_id(), if !self.flushes.is_empty() => {
                     self.flush_ended(joined);
                 }
+                joined = join_scan(&mut self.scan), if self.scan.is_some() => {
+                    self.apply_scan_result(joined);
+                }
                 () = self.events.wait() => {
                     let debounce = EVENT_DEBOUNCE.min(self.context.flush_interval);
                     self.handle_events_at.get_or_insert_with(|| Instant::now() + debounce);
@@ -171,10 +212,10 @@ impl Streamer {
             }
             if self.handle_events_at.is_some_and(|at| Instant::now() >= at) {
                 self.handle_events_at = None;
-                self.handle_events();
+                blocking(|| self.handle_events());
             }
             if Instant::now() >= self.next_scan {
-                self.full_scan();
+                self.request_full_scan();
             }
         }
         if let Some(shutdown) = self.shutdown.take() {
@@ -189,11 +230,7 @@ impl Streamer {
     }
 
     fn next_wake(&self) -> Instant {
-        let next_flush = if self.can_start_flush() {
-            self.due_logs.first().map(|(due, _)| *due)
-        } else {
-            None
-        };
+        let next_flush = self.next_flush().map(|(due, _)| *due);
         let deadline = self.shutdown.as_ref().map(|shutdown| shutdown.deadline);
         [next_flush, deadline, self.handle_events_at]
             .into_iter()
@@ -202,7 +239,8 @@ impl Streamer {
     }
 
     fn is_finished(&self) -> bool {
-        let is_idle = self.flushes.is_empty() && self.due_logs.is_empty();
+        let is_scanning = self.scan.is_some() || !self.scan_requests.is_empty();
+        let is_idle = self.flushes.is_empty() && self.due_logs.is_empty() && !is_scanning;
         self.shutdown
             .as_ref()
             .is_some_and(|shutdown| is_idle || Instant::now() >= shutdown.deadline)
@@ -257,16 +295,22 @@ impl Streamer {
         self.apply(name, FlushEvent::Changed);
     }
 
-    fn can_start_flush(&self) -> bool {
-        self.flushes.len() < self.context.max_concurrent_flushes
+    /// The next flush that can start. Large flushes have slots of their own, so that they delay no
+    /// other flush.
+    fn next_flush(&self) -> Option<&(Instant, LogName)> {
+        let max = self.context.max_concurrent_flushes;
+        let has_large_slot = self.large_flushes < MAX_LARGE_FLUSHES.min(max);
+        let has_small_slot = self.flushes.len() - self.large_flushes < max;
+        let is_large = |name: &LogName| self.logs.get(name).is_some_and(|log| log.is_large);
+        self.due_logs.iter().find(|(_, name)| match is_large(name) {
+            true => has_large_slot,
+            false => has_small_slot,
+        })
     }
 
     fn start_due_flushes(&mut self) {
         let now = Instant::now();
-        while self.can_start_flush() {
-            let Some((_, name)) = self.due_logs.first().filter(|(due, _)| *due <= now) else {
-                return;
-            };
+        while let Some((_, name)) = self.next_flush().filter(|(due, _)| *due <= now) {
             let name = name.clone();
             self.apply(&name, FlushEvent::FlushStarted);
             self.spawn_flush(name);
@@ -283,9 +327,10 @@ impl Streamer {
             .take()
             .unwrap_or_else(|| LogFlusher::new(id));
         flusher.paths.extend(tracked.paths.iter().cloned());
+        self.large_flushes += usize::from(tracked.is_large);
         let context = self.context.clone();
         let task = self.flushes.spawn(async move {
-            let result = flusher.flush(&context, agent_exited).await;
+            let result = flusher.flush_turn(&context, agent_exited).await;
             (Box::new(flusher), result)
         });
         self.flushing_logs.insert(task.id(), name);
@@ -317,11 +362,14 @@ impl Streamer {
             .flush_ended(&result, running.started.elapsed(), now);
         let tracked = self.tracked(&name);
         if let Some(ledger) = &flusher.ledger {
-            tracked.update_from_ledger(ledger);
+            tracked.update_writer(ledger);
         }
+        let was_large = std::mem::replace(&mut tracked.is_large, flusher.is_large());
         tracked.flusher = Some(*flusher);
+        self.large_flushes -= usize::from(was_large);
         self.log_outage(&name, result.as_ref().err());
         let action = match result {
+            Ok(outcome) if outcome.is_unfinished => self.flush_yielded(&name, outcome),
             Ok(outcome) => self.flush_succeeded(&name, running, outcome),
             Err(error) => self.flush_failed(&name, running, &error),
         };
@@ -388,6 +436,32 @@ impl Streamer {
         action
     }
 
+    fn flush_yielded(&mut self, name: &LogName, outcome: FlushOutcome) -> Option<FlushAction> {
+        let tracked = self.tracked(name);
+        if outcome.entries > 0 {
+            tracked.status.last_error = None;
+            tracked.status.failed_attempts = 0;
+            tracked.status.partial_line_bytes = outcome.partial_line_bytes;
+            tracked.status.durable_bytes = outcome.durable_bytes;
+            tracked.paths.extend(outcome.files);
+        }
+        self.transition(name, FlushEvent::FlushYielded)
+    }
+
+    /// Bounds the memory of large entries that wait for a retry. The log starts again from its
+    /// ledger, as after a restart of the process, and reads the same files again.
+    fn drop_large_entry(&mut self, name: &LogName) {
+        let has_entry = |log: &&TrackedLog| {
+            let flusher = log.flusher.as_ref();
+            flusher.is_some_and(LogFlusher::has_large_pending_entry)
+        };
+        if self.logs.values().filter(has_entry).count() > MAX_LARGE_FLUSHES
+            && let Some(tracked) = self.logs.get_mut(name).filter(|log| has_entry(&&**log))
+        {
+            tracked.flusher = None;
+        }
+    }
+
     fn flush_failed(
         &mut self,
         name: &LogName,
@@ -409,6 +483,7 @@ impl Streamer {
             }
             None => Backoff::delay(running.failures, self.context.logs.rng.next()),
         };
+        self.drop_large_entry(name);
         let status = &mut self.tracked(name).status;
         status.last_error = Some(error.to_string());
         status.failed_attempts = attempt;
@@ -441,7 +516,9 @@ impl Streamer {
                     self.watch_problem.is_some(),
                 ));
             }
-            Command::Flush(session, reply) => self.flush(session, reply),
+            Command::Flush(session, reply) => {
+                self.scan_requests.push(ScanPurpose::Flush(session, reply));
+            }
             Command::FlushFiles(name, paths, reply) => {
                 self.waiters.remove_closed();
                 self.tracked(&name).paths.extend(paths);
@@ -467,12 +544,14 @@ impl Streamer {
     }
 
     /// Flushes the logs that changed, of one session or of all, and replies when they are durable.
-    fn flush(&mut self, session: Option<SessionId>, reply: oneshot::Sender<Result<FlushReport>>) {
+    fn flush(
+        &mut self,
+        found: &DirectoryScan,
+        session: Option<SessionId>,
+        reply: oneshot::Sender<Result<FlushReport>>,
+    ) {
         let is_selected = |name: &LogName| session.is_none() || name.session() == session.as_ref();
-        if let Err(error) = self.request_flush_of_changed(is_selected) {
-            let _ = reply.send(Err(error));
-            return;
-        }
+        self.request_flush_of_changed(found, is_selected);
         let selected = || self.logs.iter().filter(|(name, _)| is_selected(name));
         let pending: BTreeMap<LogName, u64> = selected()
             .filter(|(_, log)| log.state.has_pending_flush())
@@ -500,9 +579,11 @@ impl Streamer {
             deadline,
             reply,
         });
-        if let Err(error) = self.request_flush_of_changed(|_| true) {
-            tracing::error!(%error, "the scan of the final flush failed; flushing the known changes");
-        }
+        self.scan_requests.push(ScanPurpose::Finish);
+    }
+
+    /// Requests the final flush of every log, after the scan.
+    fn flush_unfinished(&mut self) {
         // This includes logs that are backing off, and partial lines, which are uploaded now.
         let is_unfinished = |log: &TrackedLog| {
             log.state.unsaved_since().is_some() || log.status.partial_line_bytes > 0
@@ -518,33 +599,86 @@ impl Streamer {
         }
     }
 
-    /// Scans, and requests a flush of every selected log whose files changed since its last flush.
-    fn request_flush_of_changed(&mut self, is_selected: impl Fn(&LogName) -> bool) -> Result<()> {
-        let found = self.scan()?;
-        for (name, files) in found.logs.into_iter().filter(|(name, _)| is_selected(name)) {
-            let fingerprint = ScannedFile::fingerprint(&files);
-            let tracked = self.tracked(&name);
+    /// Requests a flush of every selected log whose files changed since its last flush.
+    fn request_flush_of_changed(
+        &mut self,
+        found: &DirectoryScan,
+        is_selected: impl Fn(&LogName) -> bool,
+    ) {
+        for (name, files) in found.logs.iter().filter(|(name, _)| is_selected(name)) {
+            let fingerprint = ScannedFile::fingerprint(files);
+            let tracked = self.tracked(name);
             if tracked.fingerprint != fingerprint || tracked.state.unsaved_since().is_some() {
-                let paths = files.into_iter().map(|file| file.path);
+                let paths = files.iter().map(|file| file.path.clone());
                 tracked.paths.extend(paths);
-                self.apply(&name, FlushEvent::FlushRequested);
+                self.apply(name, FlushEvent::FlushRequested);
             }
         }
-        Ok(())
     }
 
-    fn scan(&mut self) -> Result<DirectoryScan> {
-        let found = scan_cached(
-            &*self.context.directory,
-            &*self.context.profile,
-            None,
-            &mut self.log_cache,
-        );
+    /// Starts the requested scan, unless another one is running.
+    fn start_scan(&mut self) {
+        if self.scan.is_some() || self.scan_requests.is_empty() {
+            return;
+        }
+        let purposes = std::mem::take(&mut self.scan_requests);
+        let mut cache = std::mem::take(&mut self.log_cache);
+        let context = self.context.clone();
+        let task = tokio::spawn(async move {
+            let found = blocking(|| context.scan(&mut cache));
+            (cache, found)
+        });
+        self.scan = Some(RunningScan { task, purposes });
+    }
+
+    fn apply_scan_result(&mut self, joined: JoinedScan) {
+        let Some(RunningScan { purposes, .. }) = self.scan.take() else {
+            return;
+        };
+        let found = match joined {
+            Ok((cache, found)) => {
+                self.log_cache = cache;
+                found
+            }
+            Err(panic) => Err(Error::new(ErrorKind::Internal, "scan").caused_by(panic)),
+        };
+        let found = self.scan_ended(found);
+        for purpose in purposes {
+            match (purpose, &found) {
+                (ScanPurpose::Changes { started }, found) => {
+                    match found {
+                        Ok(found) => self.apply_scan(found),
+                        Err(error) => tracing::warn!(%error, "the scan failed; retrying"),
+                    }
+                    self.schedule_scan(started);
+                }
+                (ScanPurpose::Flush(session, reply), Ok(found)) => {
+                    self.flush(found, session, reply)
+                }
+                (ScanPurpose::Flush(_, reply), Err(error)) => {
+                    let _ = reply.send(Err(copy_of(error)));
+                }
+                (ScanPurpose::Finish, found) => {
+                    match found {
+                        Ok(found) => self.request_flush_of_changed(found, |_| true),
+                        Err(error) => {
+                            tracing::error!(%error, "the scan of the final flush failed; flushing the known changes")
+                        }
+                    }
+                    self.flush_unfinished();
+                }
+            }
+        }
+    }
+
+    /// Adds what the streamer knows to a scan.
+    fn scan_ended(&mut self, found: Result<DirectoryScan>) -> Result<DirectoryScan> {
         self.context.counters.scan_ended();
         let mut found = found?;
         for (name, files) in &mut found.logs {
-            if let Some(tracked) = self.logs.get(name) {
+            if let Some(tracked) = self.logs.get_mut(name) {
                 found.named.add_known(&tracked.paths, files);
+                tracked.scanned_bytes = ScannedFile::total_size(files);
             }
         }
         for skipped in &found.skipped {
@@ -622,14 +756,16 @@ impl Streamer {
         }
     }
 
-    /// Scans the root for changes without an event, unloads quiet logs and schedules the next scan.
-    fn full_scan(&mut self) {
+    /// Requests a scan of the root for changes without an event.
+    fn request_full_scan(&mut self) {
         let started = Instant::now();
-        self.refresh_watches();
-        match self.scan() {
-            Ok(found) => self.apply_scan(found),
-            Err(error) => tracing::warn!(%error, "the scan failed; retrying"),
-        }
+        blocking(|| self.refresh_watches());
+        self.scan_requests.push(ScanPurpose::Changes { started });
+        self.next_scan = started + IDLE_SCAN_INTERVAL;
+    }
+
+    /// Unloads quiet logs and schedules the next scan.
+    fn schedule_scan(&mut self, started: Instant) {
         let mut is_idle = true;
         for log in self.logs.values_mut() {
             if log.state.is_quiet(started, UNLOAD_AFTER) {
@@ -647,18 +783,18 @@ impl Streamer {
         self.next_scan = Instant::now() + pause;
     }
 
-    fn apply_scan(&mut self, found: DirectoryScan) {
-        for (name, files) in found.logs {
-            let fingerprint = ScannedFile::fingerprint(&files);
+    fn apply_scan(&mut self, found: &DirectoryScan) {
+        for (name, files) in &found.logs {
+            let fingerprint = ScannedFile::fingerprint(files);
             // Also during a flush: it may have read the files before the change.
             if self
                 .logs
-                .get(&name)
+                .get(name)
                 .is_none_or(|log| log.fingerprint != fingerprint)
             {
-                for file in files {
-                    self.file_changed(&name, file.path);
-                }
+                let paths = files.iter().map(|file| file.path.clone());
+                self.tracked(name).paths.extend(paths);
+                self.apply(name, FlushEvent::Changed);
             }
         }
     }
@@ -686,11 +822,7 @@ impl Streamer {
 
     fn reject_waiters(&mut self, name: &LogName, error: &Error) {
         for waiter in self.waiters.take_waiting_for(name) {
-            let mut copy = Error::new(error.kind(), error.to_string());
-            if let Some(hint) = error.hint_text() {
-                copy = copy.hint(hint);
-            }
-            let _ = waiter.reply.send(Err(copy));
+            let _ = waiter.reply.send(Err(copy_of(error)));
         }
     }
 
@@ -704,5 +836,22 @@ impl Streamer {
             .filter_map(|name| self.logs.get(name))
             .map(|log| log.status(&*self.context.directory))
             .collect()
+    }
+}
+
+/// The error for another caller.
+fn copy_of(error: &Error) -> Error {
+    let copy = Error::new(error.kind(), error.to_string());
+    match error.hint_text() {
+        Some(hint) => copy.hint(hint),
+        None => copy,
+    }
+}
+
+/// Waits for the running scan.
+async fn join_scan(scan: &mut Option<RunningScan>) -> JoinedScan {
+    match scan {
+        Some(running) => (&mut running.task).await,
+        None => std::future::pending().await,
     }
 }

@@ -6,10 +6,14 @@ use serde::{Deserialize, Serialize};
 
 use super::flush::LogFlusher;
 use super::flush_state::FlushState;
-use crate::log::ledger::Ledger;
+use crate::log::ledger::{FileCursor, Ledger};
 use crate::log::writer::WriteTarget;
 use crate::model::{LogName, RelPath};
 use crate::sys::Directory;
+
+/// Maximum number of files whose current size a status includes. The status of a log with more files
+/// has their size at the last scan, because a probe must not wait for a hundred thousand files.
+const MAX_STATS: usize = 256;
 
 /// The status of one log.
 #[derive(Debug, Clone, Serialize, Deserialize, PartialEq)]
@@ -67,6 +71,10 @@ pub(super) struct TrackedLog {
     pub(super) flusher: Option<LogFlusher>,
     /// The known files.
     pub(super) paths: BTreeSet<RelPath>,
+    /// Whether the next flush writes a large entry.
+    pub(super) is_large: bool,
+    /// The size of the files at the last scan.
+    pub(super) scanned_bytes: u64,
     /// The fingerprint of the files at the last flush; 0 if they must be read again.
     pub(super) fingerprint: u64,
     /// The last known status. Its lag is computed on request.
@@ -80,6 +88,8 @@ impl TrackedLog {
             flushes_started: 0,
             flusher: None,
             paths: BTreeSet::new(),
+            is_large: false,
+            scanned_bytes: 0,
             fingerprint: 0,
             status: LogStatus::new(name),
         }
@@ -96,6 +106,13 @@ impl TrackedLog {
     }
 
     pub(super) fn update_from_ledger(&mut self, ledger: &Ledger) {
+        self.update_writer(ledger);
+        let cursors = self.paths.iter().filter_map(|path| ledger.files.get(path));
+        self.status.durable_bytes = cursors.clone().map(FileCursor::durable_len).sum();
+        self.status.partial_line_bytes = cursors.map(|cursor| cursor.partial_line_bytes).sum();
+    }
+
+    pub(super) fn update_writer(&mut self, ledger: &Ledger) {
         self.status.head = ledger.log_writer.seq;
         self.status.writer = ledger.log_writer.writer.to_string();
         let write_target = match ledger.log_writer.target {
@@ -104,9 +121,6 @@ impl TrackedLog {
             WriteTarget::Unclaimed => "unclaimed",
         };
         self.status.write_target = write_target.to_owned();
-        let cursors = self.paths.iter().filter_map(|path| ledger.files.get(path));
-        self.status.durable_bytes = cursors.clone().map(|cursor| cursor.len).sum();
-        self.status.partial_line_bytes = cursors.map(|cursor| cursor.partial_line_bytes).sum();
     }
 
     /// The current status.
@@ -122,12 +136,13 @@ impl TrackedLog {
     /// everything is durable.
     fn lag(&self, directory: &dyn Directory) -> Option<(u64, f64)> {
         let since = self.state.unsaved_since()?;
-        let on_disk: u64 = self
-            .paths
-            .iter()
-            .filter_map(|path| directory.stat(path).ok().flatten())
-            .map(|stat| stat.size)
-            .sum();
+        let on_disk = if self.paths.len() > MAX_STATS {
+            self.scanned_bytes
+        } else {
+            let stats = self.paths.iter();
+            let stats = stats.filter_map(|path| directory.stat(path).ok().flatten());
+            stats.map(|stat| stat.size).sum()
+        };
         let bytes = on_disk
             .saturating_sub(self.status.durable_bytes + self.status.partial_line_bytes)
             .max(1);

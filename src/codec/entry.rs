@@ -18,7 +18,17 @@ use crate::model::{Digest, EntryHeader, EntryKind, Part};
 /// size. This bounds the memory of writers and readers, and lets a restore decompress in parallel.
 pub const TARGET_RAW_BYTES: u64 = 4 << 20;
 
+/// Maximum raw bytes of a delta: a line of a transcript is uploaded in one entry up to this length.
+pub const MAX_DELTA_RAW_BYTES: u64 = 8 << 20;
+
 pub use crate::model::limits::MAX_RAW_BYTES;
+
+/// Bytes that a part or a move uses of a size limit, in addition to its content and paths. This
+/// bounds the header of an entry with many small files: its text has less than half of that size.
+pub const PART_OVERHEAD: u64 = 1 << 10;
+
+/// Length of a body from which on its encoding gets all its memory at once.
+const LARGE_BODY: usize = 256 << 10;
 
 /// Maximum compression ratio of deflate. A header that declares more bytes is invalid.
 const MAX_RATIO: u64 = 1032;
@@ -119,8 +129,14 @@ pub fn encode<B: AsRef<[u8]>>(mut header: EntryHeader, bodies: &[B]) -> Result<E
         Error::new(ErrorKind::Internal, format!("encode entry {}", header.seq)).caused_by(cause)
     };
     line.push(b'\n');
+    let body_len = header.body_len() as usize;
+    let capacity = match body_len > LARGE_BODY {
+        // Enough for bytes that do not compress: a vector that grows needs three times the memory.
+        true => body_len + body_len / 1000,
+        false => body_len / 3,
+    };
     let mut gzip = GzEncoder::new(
-        Vec::with_capacity(line.len() + header.body_len() as usize / 3),
+        Vec::with_capacity(line.len() + capacity + 64),
         level(header.kind),
     );
     let stored = gzip
@@ -252,6 +268,7 @@ mod tests {
             mode: 0o600,
             mtime_ns: 7,
             seq: None,
+            upload: None,
         });
         EntryHeader {
             version: version::ENTRY,

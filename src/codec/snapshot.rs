@@ -10,7 +10,7 @@ use super::tar_gz::{self, TarReader, Unlimited};
 use super::version::invalid;
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::limits::{MAX_HEADER_LEN, MAX_RAW_BYTES};
-use crate::model::{Digest, EntryHeader, EntryKind};
+use crate::model::{Digest, EntryHeader, EntryKind, Part};
 
 /// The header's name in the tar.
 pub const HEADER: &str = ".sessiond-header.json";
@@ -60,7 +60,8 @@ pub fn decode_up_to(key: &str, stored: &[u8], max: u64) -> Result<Option<Entry>>
         .read_first(HEADER, MAX_HEADER_LEN)?
         .ok_or_else(|| invalid(key, "its first member is not a header"))?;
     let header = entry::decode_header(key, &text, stored.len() as u64)?;
-    if header.kind != EntryKind::Snapshot || header.parts.iter().any(|part| part.start > 0) {
+    let is_incomplete = |part: &Part| part.start > 0 || part.upload.is_some();
+    if header.kind != EntryKind::Snapshot || header.parts.iter().any(is_incomplete) {
         return Err(invalid(key, "it does not hold complete files"));
     }
     if header.body_len() > max {

@@ -4,6 +4,7 @@
 //! know is [`ErrorKind::NewerFormat`](crate::error::ErrorKind::NewerFormat), never damage.
 
 use std::fmt;
+use std::io::Read;
 
 use serde::Deserialize;
 
@@ -39,7 +40,16 @@ struct Versioned {
 /// Reads the `version` field of a JSON object; `newest` is the last version that this build reads.
 /// `name` is the key or the file name of the object.
 pub fn read(name: &str, json: &[u8], newest: u32) -> Result<u32> {
-    let version = serde_json::from_slice::<Versioned>(json)
+    check(name, serde_json::from_slice(json), newest)
+}
+
+/// The same for a JSON object that is not in memory.
+pub fn read_from(name: &str, json: impl Read, newest: u32) -> Result<u32> {
+    check(name, serde_json::from_reader(json), newest)
+}
+
+fn check(name: &str, read: serde_json::Result<Versioned>, newest: u32) -> Result<u32> {
+    let version = read
         .map_err(|cause| invalid(name, format!("it has no readable format version ({cause})")))?
         .version;
     if version > newest {

@@ -9,14 +9,18 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use serde::Serialize;
+use tokio::time::Instant;
 
 use crate::capture::{IndexQueue, StreamSummary, StreamerHandle};
 use crate::mirror::Mirror;
 use crate::sys::{Clock, Counters};
 
-/// Time limit for a response of the streaming loop. Its longest step is a scan, which takes one
-/// second for tens of thousands of files. A loop that takes longer than this limit is stuck.
+/// Time limit for a response of the streaming loop. Its longest step handles the events of tens of
+/// thousands of files. A loop that takes longer than this limit is stuck.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Time limit for a response of the streaming loop to a probe, which must answer within a second.
+const PROBE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The parts of a running service that health depends on.
 #[derive(Clone)]
@@ -59,6 +63,8 @@ impl Phase {
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum LoopResponse {
     Summary(StreamSummary),
+    /// No response yet, but not for long.
+    Busy,
     TimedOut,
     Ended,
 }
@@ -107,6 +113,8 @@ pub struct HealthState {
     /// The clock.
     pub clock: Arc<dyn Clock>,
     phase: Mutex<Phase>,
+    /// The time of the first request since the last response of the streaming loop.
+    unanswered_since: Mutex<Option<Instant>>,
 }
 
 impl HealthState {
@@ -117,6 +125,7 @@ impl HealthState {
             counters: Arc::default(),
             clock,
             phase: Mutex::default(),
+            unanswered_since: Mutex::default(),
         })
     }
 
@@ -144,8 +153,40 @@ impl HealthState {
         self.set(Phase::NotStreaming);
     }
 
+    /// Checks the streaming loop for a probe.
+    pub async fn report(&self) -> HealthReport {
+        self.snapshot_within(PROBE_TIMEOUT).await.report
+    }
+
     /// Checks the streaming loop, and returns the state of everything.
     pub async fn snapshot(&self) -> HealthSnapshot {
+        self.snapshot_within(RESPONSE_TIMEOUT).await
+    }
+
+    /// Asks the streaming loop for its state.
+    async fn ask(&self, state: &StreamingState, timeout: Duration) -> LoopResponse {
+        let asked = Instant::now();
+        let response = tokio::time::timeout(timeout, state.handle.summary()).await;
+        let mut unanswered_since = self
+            .unanswered_since
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        match response {
+            Ok(response) => {
+                *unanswered_since = None;
+                response.map_or(LoopResponse::Ended, LoopResponse::Summary)
+            }
+            Err(_) => {
+                let since = *unanswered_since.get_or_insert(asked);
+                match since.elapsed() >= RESPONSE_TIMEOUT {
+                    true => LoopResponse::TimedOut,
+                    false => LoopResponse::Busy,
+                }
+            }
+        }
+    }
+
+    async fn snapshot_within(&self, timeout: Duration) -> HealthSnapshot {
         let phase = self
             .phase
             .lock()
@@ -159,16 +200,12 @@ impl HealthState {
                 has_database_error: false,
             };
         };
-        let response = match tokio::time::timeout(RESPONSE_TIMEOUT, state.handle.summary()).await {
-            Ok(Ok(summary)) => LoopResponse::Summary(summary),
-            Ok(Err(_)) => LoopResponse::Ended,
-            Err(_) => LoopResponse::TimedOut,
-        };
+        let response = self.ask(state, timeout).await;
         HealthSnapshot {
             report: assess(&phase, Some(response)),
             streams: match response {
                 LoopResponse::Summary(summary) => Some(summary),
-                LoopResponse::TimedOut | LoopResponse::Ended => None,
+                LoopResponse::Busy | LoopResponse::TimedOut | LoopResponse::Ended => None,
             },
             index: Some(IndexHealth {
                 reachable: state.index_reachable.load(Ordering::Relaxed),

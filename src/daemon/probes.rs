@@ -98,12 +98,12 @@ fn router(health: Arc<HealthState>) -> Router {
 }
 
 async fn healthz(State(health): State<Arc<HealthState>>) -> Response {
-    let report = health.snapshot().await.report;
+    let report = health.report().await;
     probe_response(report.healthy, &report)
 }
 
 async fn readyz(State(health): State<Arc<HealthState>>) -> Response {
-    let report = health.snapshot().await.report;
+    let report = health.report().await;
     probe_response(report.ready, &report)
 }
 

@@ -16,7 +16,8 @@ use tokio::time::{Instant, timeout, timeout_at};
 use crate::capture::handle::{FinishReport, FlushReport};
 use crate::capture::watch::{EventBuffer, InotifyWatcher};
 use crate::capture::{
-    self, CompactionQueue, IndexQueue, MetadataQueue, StreamCounters, Streamer, StreamerHandle,
+    self, CompactionQueue, EntryLimits, IndexQueue, MetadataQueue, StreamCounters, Streamer,
+    StreamerHandle,
 };
 use crate::daemon::compactor;
 use crate::daemon::health::{HealthState, StreamingState};
@@ -286,6 +287,7 @@ fn start_streamer(
         counters: counters.clone(),
         flush_interval: options.flush_interval,
         max_concurrent_flushes: options.max_concurrent_flushes,
+        limits: EntryLimits::default(),
     };
     Streamer::start(context, root, events, Box::new(watcher))
 }

@@ -12,8 +12,10 @@ use serde::Serialize;
 use crate::agent::transcript::TranscriptReader;
 use crate::agent::{FileClass, Profile};
 use crate::codec::archive::{self, ArchiveSink, Manifest, Member};
-use crate::codec::entry::{self, EncodedEntry, Entry, MAX_RAW_BYTES, TARGET_RAW_BYTES};
-use crate::error::{Error, ErrorContext, ErrorKind, Result};
+use crate::codec::entry::{
+    self, EncodedEntry, Entry, MAX_DELTA_RAW_BYTES, PART_OVERHEAD, TARGET_RAW_BYTES,
+};
+use crate::error::{Error, ErrorContext, Result};
 use crate::log::Logs;
 use crate::log::append::AppendOutcome;
 use crate::log::fork::SessionRenamer;
@@ -24,16 +26,13 @@ use crate::log::state::LogState;
 use crate::log::writer::LogWriter;
 use crate::model::{
     Digest, EntryHeader, EntryKind, FileKind, FileState, LogId, LogName, Part, RelPath,
-    RunningHash, SessionId, SessionMetadata, TurnTracker, WriterId,
+    RunningHash, SessionId, SessionMetadata, TurnTracker, UploadPart, WriterId,
 };
 use crate::sys::lines::complete_prefix_len;
 use crate::sys::{Backoff, Directory, OpenFile};
 
 /// Maximum number of attempts to write an entry.
 const MAX_ATTEMPTS: u32 = 6;
-
-/// Size of a part in the header, its path not included.
-const PART_OVERHEAD: u64 = 1 << 10;
 
 /// An unpacked archive: its manifest, and its verified files in a directory.
 pub struct UnpackedArchive<'a> {
@@ -443,6 +442,8 @@ struct MemberReader {
     hash: RunningHash,
     /// Whether the log has a part of the file.
     has_part: bool,
+    /// Whether the last part was one of several.
+    is_uploading: bool,
 }
 
 impl MemberReader {
@@ -457,12 +458,14 @@ impl MemberReader {
             offset: 0,
             hash: RunningHash::default(),
             has_part: false,
+            is_uploading: false,
         };
         if let Some(stored) = stored {
             let cursor = FileCursor::read(&*reader.file, stored.kind, stored.len)
                 .map_err(|cause| Error::io("read an unpacked file", cause))?;
-            if let Some(cursor) = cursor.filter(|cursor| cursor.hash.digest() == stored.sha256) {
-                (reader.offset, reader.hash, reader.has_part) = (stored.len, cursor.hash, true);
+            let cursor = cursor.filter(|cursor| cursor.hash.digest() == stored.sha256);
+            if let Some(hash) = cursor.and_then(|cursor| cursor.hash.running().cloned()) {
+                (reader.offset, reader.hash, reader.has_part) = (stored.len, hash, true);
             }
         }
         Ok(reader)
@@ -471,12 +474,8 @@ impl MemberReader {
     /// The next bytes, at most `room` if possible. A transcript is split only between lines.
     fn next(&mut self, len: u64, kind: FileKind, room: u64) -> Result<Vec<u8>> {
         let left = len - self.offset;
-        let max = left.min(MAX_RAW_BYTES - (TARGET_RAW_BYTES - room));
-        let mut wanted = if kind == FileKind::Whole {
-            max
-        } else {
-            left.min(room)
-        };
+        let max = left.min(MAX_DELTA_RAW_BYTES - (TARGET_RAW_BYTES - room));
+        let mut wanted = left.min(room);
         loop {
             let mut bytes = vec![0; wanted as usize];
             let mut got = 0;
@@ -538,10 +537,16 @@ struct DeltaBuilder<'a> {
 
 impl DeltaBuilder<'_> {
     fn add(&mut self, member: &Member, kind: FileKind, file: &mut MemberReader) -> Result<()> {
-        let start = file.offset;
+        let (start, was_uploading) = (file.offset, file.is_uploading);
         let bytes = file.next(member.len, kind, self.delta.room)?;
         let file_sha256: Digest = file.hash.digest();
         let (path, len) = (member.path.clone(), bytes.len() as u64);
+        file.is_uploading = kind == FileKind::Whole && file.offset < member.len;
+        let upload = match (file.is_uploading, was_uploading) {
+            (true, _) => Some(UploadPart::More),
+            (false, true) => Some(UploadPart::Last),
+            (false, false) => None,
+        };
         let used = len + path.as_str().len() as u64 + PART_OVERHEAD;
         // An entry has at most one part per file.
         self.delta.room = if file.offset < member.len {
@@ -561,6 +566,7 @@ impl DeltaBuilder<'_> {
             mode: member.mode & 0o777,
             mtime_ns: member.mtime_ns,
             seq: None,
+            upload,
         });
         self.delta.bodies.push(bytes);
         Ok(())
@@ -588,12 +594,6 @@ impl DeltaBuilder<'_> {
             },
             &bodies,
         )?;
-        if encoded.header.body_len() > MAX_RAW_BYTES {
-            return Err(Error::new(
-                ErrorKind::Internal,
-                "an imported entry is too large",
-            ));
-        }
         Ok(encoded)
     }
 }

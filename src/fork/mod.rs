@@ -230,5 +230,6 @@ fn complete_part(path: &RelPath, file: &FileState) -> Part {
         mode: file.mode,
         mtime_ns: file.mtime_ns,
         seq: None,
+        upload: None,
     }
 }

@@ -9,12 +9,16 @@ use crate::log::fork::{SessionRenamer, truncated_lengths};
 use crate::log::ledger::FileCursor;
 use crate::log::sink::EntrySink;
 use crate::log::state::LogState;
+use crate::log::uploads::Uploads;
 use crate::model::{
-    Checkpoint, Digest, FileKind, FileMove, FileState, ForkOrigin, RelPath, RunningHash, Seq,
-    WriterId,
+    Checkpoint, Digest, EntryHeader, EntryKind, FileHash, FileKind, FileMove, FileState,
+    ForkOrigin, Part, RelPath, RunningHash, Seq, UploadPart, WriterId,
 };
 use crate::sys::Directory;
 use crate::sys::mutation::{Mutation, is_active};
+
+/// Size of the buffer that completes an upload.
+const COPY_BYTES: usize = 128 << 10;
 
 /// Assembles the files of a log.
 pub struct FileAssembler<'a> {
@@ -24,6 +28,8 @@ pub struct FileAssembler<'a> {
     /// The state of the log so far.
     pub state: LogState,
     staged: BTreeMap<RelPath, StagedFile>,
+    /// The side files of which the last part has not been read yet.
+    uploads: Uploads<StagedUpload>,
     created: usize,
     /// The last entry of each writer.
     writers: BTreeMap<WriterId, Seq>,
@@ -36,8 +42,18 @@ pub struct StagedFile {
     /// Its path below the root.
     pub path: RelPath,
     /// The hash of its bytes.
-    pub hash: RunningHash,
+    pub hash: FileHash,
     len: u64,
+}
+
+/// The bytes of an upload so far. The file in the log stays as it is until the upload is complete.
+struct StagedUpload {
+    /// The offset in the file at which the upload starts.
+    start: u64,
+    /// The bytes from there on.
+    file: StagedFile,
+    /// The hash of the file from its first byte.
+    hash: RunningHash,
 }
 
 impl<'a> FileAssembler<'a> {
@@ -49,6 +65,7 @@ impl<'a> FileAssembler<'a> {
             attempt,
             state: LogState::default(),
             staged: BTreeMap::new(),
+            uploads: Uploads::default(),
             created: 0,
             writers: BTreeMap::new(),
         }
@@ -86,14 +103,30 @@ impl EntrySink for FileAssembler<'_> {
         if self.state.files.is_empty() {
             self.staged.clear();
         }
+        if entry.header.resets_log() || entry.header.kind == EntryKind::Snapshot {
+            self.uploads.clear();
+        }
         FileMove::apply_all(&entry.header.moves, &mut self.staged);
+        self.uploads.start_entry(&entry.header);
         for (part, bytes) in entry.parts() {
+            if part.upload.is_some() && !is_active(Mutation::ShowIncompleteUpload) {
+                self.apply_upload_part(part, bytes, &entry.header)?;
+                continue;
+            }
+            self.uploads.take(&part.path, part.start);
             if !self.staged.contains_key(&part.path) {
-                self.new_file(&part.path)?;
+                let file = self.new_file()?;
+                self.staged.insert(part.path.clone(), file);
             }
             self.write(&part.path, part.start, bytes)?;
-            self.verify_digest(&part.path, part.file_sha256, entry.header.seq)?;
+            if let Some(staged) = self.staged.get_mut(&part.path) {
+                check_digest(staged.hash.digest(), part, entry.header.seq)?;
+                if part.kind == FileKind::Whole {
+                    staged.hash.settle();
+                }
+            }
         }
+        self.uploads.end_entry(&entry.header);
         Ok(())
     }
 
@@ -157,6 +190,7 @@ impl FileAssembler<'_> {
             std::mem::take(&mut self.staged),
         );
         self.state = LogState::default();
+        self.uploads.clear();
         self.writers.clear();
         for (path, len) in lengths {
             let (Some(file), Some(from)) = (files.get(&path), staged.get(&path)) else {
@@ -171,14 +205,12 @@ impl FileAssembler<'_> {
                     Error::corrupt(format!("the temporary copy of {path} no longer exists"))
                 })?;
             let name = renamer.path(&path)?;
-            self.new_file(&name)?;
-            let Some(to) = self.staged.get_mut(&name) else {
-                continue;
-            };
+            let mut to = self.new_file()?;
             let (len, hash) =
                 renamer.copy(self.directory, &*opened, &path, (file.kind, len), &to.path)?;
             let sha256 = hash.digest();
-            (to.len, to.hash) = (len, hash);
+            (to.len, to.hash) = (len, hash.into());
+            self.staged.insert(name.clone(), to);
             // A fork of a fork must not need space for every session in between.
             self.directory.remove(&from.path).map_err(|cause| {
                 Error::io(format!("remove the temporary copy of {path}"), cause)
@@ -195,55 +227,98 @@ impl FileAssembler<'_> {
         Ok(())
     }
 
-    fn new_file(&mut self, path: &RelPath) -> Result<()> {
+    fn new_file(&mut self) -> Result<StagedFile> {
         self.created += 1;
-        let staged_path = self
-            .stage
-            .join(&format!("{}-{:08}", self.attempt, self.created))?;
-        self.staged.insert(
-            path.clone(),
-            StagedFile {
-                path: staged_path,
-                hash: RunningHash::default(),
-                len: 0,
+        let name = format!("{}-{:08}", self.attempt, self.created);
+        Ok(StagedFile {
+            path: self.stage.join(&name)?,
+            hash: RunningHash::default().into(),
+            len: 0,
+        })
+    }
+
+    /// Adds a part to an upload. The last part replaces the file, or its end.
+    fn apply_upload_part(&mut self, part: &Part, bytes: &[u8], header: &EntryHeader) -> Result<()> {
+        let failed = |cause| Error::io(format!("write {}", part.path), cause);
+        let mut upload = match self.uploads.take(&part.path, part.start) {
+            Some(upload) => upload,
+            None => StagedUpload {
+                start: part.start,
+                file: self.new_file()?,
+                hash: self.hash_up_to(&part.path, part.start).map_err(failed)?,
             },
-        );
-        Ok(())
+        };
+        self.directory
+            .write_at(&upload.file.path, upload.file.len, bytes)
+            .map_err(failed)?;
+        upload.hash.update(bytes);
+        upload.file.len += bytes.len() as u64;
+        check_digest(upload.hash.digest(), part, header.seq)?;
+        if part.upload == Some(UploadPart::More) {
+            self.uploads.insert(&part.path, header, part.end(), upload);
+            return Ok(());
+        }
+        upload.file.hash = FileHash::Digest(part.file_sha256);
+        self.complete_upload(&part.path, upload).map_err(failed)
+    }
+
+    fn complete_upload(&mut self, path: &RelPath, upload: StagedUpload) -> std::io::Result<()> {
+        if upload.start == 0 {
+            if let Some(replaced) = self.staged.insert(path.clone(), upload.file) {
+                self.directory.remove(&replaced.path)?;
+            }
+            return Ok(());
+        }
+        let (Some(staged), Some(file)) = (
+            self.staged.get_mut(path),
+            self.directory.open(&upload.file.path)?,
+        ) else {
+            return Err(std::io::ErrorKind::NotFound.into());
+        };
+        let mut buffer = vec![0; COPY_BYTES];
+        let mut copied = 0;
+        while copied < upload.file.len {
+            match file.read_at(&mut buffer, copied)? {
+                0 => return Err(std::io::ErrorKind::UnexpectedEof.into()),
+                count => {
+                    let offset = upload.start + copied;
+                    self.directory
+                        .write_at(&staged.path, offset, &buffer[..count])?;
+                    copied += count as u64;
+                }
+            }
+        }
+        (staged.len, staged.hash) = (upload.start + copied, upload.file.hash);
+        self.directory.remove(&upload.file.path)
+    }
+
+    /// The hash of the first bytes of a file.
+    fn hash_up_to(&self, path: &RelPath, len: u64) -> std::io::Result<RunningHash> {
+        let Some(staged) = self.staged.get(path).filter(|_| len > 0) else {
+            return Ok(RunningHash::default());
+        };
+        if let Some(hash) = staged.hash.running().filter(|_| len == staged.len) {
+            return Ok(hash.clone());
+        }
+        let file = self.directory.open(&staged.path)?;
+        let cursor = file.map(|file| FileCursor::read(&*file, FileKind::Whole, len));
+        let cursor = cursor.transpose()?.flatten();
+        let hash = cursor.and_then(|cursor| cursor.hash.running().cloned());
+        Ok(hash.unwrap_or_default())
     }
 
     fn write(&mut self, path: &RelPath, start: u64, bytes: &[u8]) -> Result<()> {
         let failed = |cause| Error::io(format!("write {path}"), cause);
+        let mut hash = self.hash_up_to(path, start).map_err(failed)?;
         let Some(staged) = self.staged.get_mut(path) else {
             return Ok(());
         };
-        if start != staged.len {
-            staged.hash = match self.directory.open(&staged.path).map_err(failed)? {
-                Some(file) => FileCursor::read(&*file, FileKind::Whole, start)
-                    .map_err(failed)?
-                    .map(|cursor| cursor.hash)
-                    .unwrap_or_default(),
-                None => RunningHash::default(),
-            };
-        }
         self.directory
             .write_at(&staged.path, start, bytes)
             .map_err(failed)?;
-        staged.hash.update(bytes);
-        staged.len = start + bytes.len() as u64;
+        hash.update(bytes);
+        (staged.len, staged.hash) = (start + bytes.len() as u64, hash.into());
         Ok(())
-    }
-
-    fn verify_digest(&self, path: &RelPath, digest: Digest, seq: Seq) -> Result<()> {
-        let matches = self
-            .staged
-            .get(path)
-            .is_some_and(|staged| staged.hash.digest() == digest);
-        if matches || is_active(Mutation::SkipDigestCheck) {
-            return Ok(());
-        }
-        Err(Error::corrupt(format!(
-            "the digest of {path} differs from the one in entry {seq}"
-        )))
     }
 
     /// Truncates the transcripts to their lengths at a checkpoint of the last entry.
@@ -313,4 +388,14 @@ impl FileAssembler<'_> {
             .iter()
             .filter_map(|(path, file)| Some((path, file, self.staged.get(path)?)))
     }
+}
+
+fn check_digest(digest: Digest, part: &Part, seq: Seq) -> Result<()> {
+    if digest == part.file_sha256 || is_active(Mutation::SkipDigestCheck) {
+        return Ok(());
+    }
+    Err(Error::corrupt(format!(
+        "the digest of {} differs from the one in entry {seq}",
+        part.path
+    )))
 }

@@ -16,6 +16,10 @@ use super::sink::EntrySink;
 use crate::codec::entry::Entry;
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::{Digest, EntryHeader, ForkOrigin, LogId, LogPoint, Seq, WriterId};
+use crate::sys::blocking;
+
+/// Maximum raw bytes of an entry that is applied without another thread.
+const MAX_INLINE_BYTES: usize = 64 << 10;
 
 /// The state of one attempt.
 pub(super) struct ReadAttempt<'a, S> {
@@ -204,7 +208,12 @@ impl<'a, S: EntrySink + Send> ReadAttempt<'a, S> {
         {
             self.apply_fork_origin(fork).await?;
         }
-        self.sink.apply_entry(entry).map_err(|error| {
+        let applied = if entry.body.len() > MAX_INLINE_BYTES {
+            blocking(|| self.sink.apply_entry(entry))
+        } else {
+            self.sink.apply_entry(entry)
+        };
+        applied.map_err(|error| {
             let is_damage = error.kind() == ErrorKind::Corrupt && self.options.branch.is_none();
             let error = match segment.filter(|_| is_damage) {
                 Some(segment) => error.context(format_args!("read {}", segment.key(self.id))),

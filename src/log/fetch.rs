@@ -14,23 +14,28 @@ use crate::codec::entry::{Entry, TARGET_RAW_BYTES};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::{LogId, WriterId};
 use crate::store::Store;
+use crate::sys::blocking;
 
 /// Maximum number of objects in flight: enough for all segments of a compacted log.
 pub(super) const MAX_CONCURRENCY: usize = 32;
 
 /// Maximum stored bytes in flight or waiting. Fetched segments wait as stored, because decoding
 /// makes them several times larger.
-const MAX_FETCHED_BYTES: u64 = 16 << 20;
+const MAX_FETCHED_BYTES: u64 = 12 << 20;
 
 /// Maximum stored bytes of segments that are decoded before they are consumed.
 const MAX_DECODED_AHEAD_BYTES: u64 = 2 << 20;
 
 /// Maximum number of segments that are decoded before they are consumed.
-const MAX_DECODED_AHEAD: usize = 8;
+const MAX_DECODED_AHEAD: usize = 3;
 
 /// Maximum raw bytes of a segment that is decoded before it is consumed: a small object can expand a
 /// thousandfold. A backlog is uploaded in entries of about this size.
 const MAX_DECODED_AHEAD_RAW_BYTES: u64 = TARGET_RAW_BYTES + (1 << 20);
+
+/// Maximum stored bytes of a segment that is decoded without another thread. Decoding it takes about
+/// as long as the change of threads.
+const MAX_INLINE_BYTES: u64 = 4 << 10;
 
 /// A key and the object stored there; none if it does not exist.
 type Fetched = Result<Option<(String, Bytes)>>;
@@ -86,7 +91,9 @@ impl<'a> SegmentFetcher<'a> {
         self.logs.progress.add_done(segment.size);
         let decoded = match ahead {
             Ok(Ahead::Decoded(entry)) => Ok(entry.map(|entry| *entry)),
-            Ok(Ahead::Stored(key, stored)) => decode(&self.id, &segment, &key, &stored).map(Some),
+            Ok(Ahead::Stored(key, stored)) => {
+                blocking(|| decode(&self.id, &segment, &key, &stored)).map(Some)
+            }
             Err(error) => Err(error),
         };
         Some((segment, decoded))
@@ -117,7 +124,12 @@ impl<'a> SegmentFetcher<'a> {
                     return Ok(Ahead::Decoded(None));
                 };
                 let max = MAX_DECODED_AHEAD_RAW_BYTES;
-                Ok(match decode_up_to(&id, &segment, &key, &stored, max)? {
+                let decode = || decode_up_to(&id, &segment, &key, &stored, max);
+                let decoded = match segment.size > MAX_INLINE_BYTES {
+                    true => blocking(decode),
+                    false => decode(),
+                };
+                Ok(match decoded? {
                     None => Ahead::Stored(key, stored),
                     Some(entry) => Ahead::Decoded(Some(Box::new(entry))),
                 })

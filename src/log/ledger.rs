@@ -4,17 +4,32 @@
 //! is lost, damaged or stale, the log is read instead.
 
 use std::collections::BTreeMap;
+use std::io::{BufReader, BufWriter, Read, Write};
 
 use serde::{Deserialize, Serialize};
 
 use super::writer::LogWriter;
 use crate::codec::version;
 use crate::error::{Error, ErrorKind, Result};
-use crate::model::{Digest, FileKind, FileStat, LogId, RelPath, RunningHash, TurnTracker};
+use crate::model::{
+    Digest, FileHash, FileKind, FileStat, LogId, RelPath, RunningHash, TurnTracker,
+};
 use crate::sys::{Directory, OpenFile, STATE_DIR};
 
 /// Number of bytes before the cursor that every scan compares.
 pub const TAIL_WINDOW: u64 = 4096;
+
+/// Length of the digest at the start of a ledger file.
+const DIGEST_LEN: usize = 64;
+
+/// Maximum size of a ledger file that is read into memory.
+const MAX_BUFFERED_BYTES: u64 = 1 << 20;
+
+/// Maximum number of files of a ledger that is encoded in memory.
+const MAX_BUFFERED_FILES: usize = 2000;
+
+/// Size of the pieces in which a larger ledger is read and written.
+const CHUNK_BYTES: usize = 128 << 10;
 
 /// How far one file is uploaded.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -23,8 +38,8 @@ pub struct FileCursor {
     pub kind: FileKind,
     /// Number of uploaded bytes.
     pub len: u64,
-    /// The running hash of these bytes.
-    pub hash: RunningHash,
+    /// The hash of these bytes.
+    pub hash: FileHash,
     /// Fingerprint of the last `TAIL_WINDOW` of them.
     pub tail_fingerprint: u64,
     /// The file's metadata at the last scan.
@@ -36,6 +51,10 @@ pub struct FileCursor {
     /// same mtime.
     #[serde(default)]
     pub is_recent: bool,
+    /// During an upload of several parts: the length of the file when it is complete. `stat` is then
+    /// that of the file at the start of the upload.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uploading: Option<u64>,
 }
 
 impl FileCursor {
@@ -44,11 +63,22 @@ impl FileCursor {
         FileCursor {
             kind,
             len: 0,
-            hash: RunningHash::default(),
+            hash: RunningHash::default().into(),
             tail_fingerprint: tail_fingerprint(&[]),
             stat,
             partial_line_bytes: 0,
             is_recent: false,
+            uploading: None,
+        }
+    }
+
+    /// Number of bytes that every later restore includes. A file is restored once its upload is
+    /// complete.
+    pub fn durable_len(&self) -> u64 {
+        if self.uploading.is_some() {
+            0
+        } else {
+            self.len
         }
     }
 
@@ -72,17 +102,55 @@ impl FileCursor {
         Ok(Some(cursor))
     }
 
+    /// The cursor after the first `len` bytes of a file, whose hash is known. Reads only the last of
+    /// them; none if the file is shorter.
+    pub fn with_hash(
+        file: &dyn OpenFile,
+        kind: FileKind,
+        len: u64,
+        hash: FileHash,
+    ) -> std::io::Result<Option<Self>> {
+        let start = len.saturating_sub(TAIL_WINDOW);
+        let mut window = vec![0; (len - start) as usize];
+        let mut filled = 0;
+        while filled < window.len() {
+            match file.read_at(&mut window[filled..], start + filled as u64)? {
+                0 => return Ok(None),
+                count => filled += count,
+            }
+        }
+        Ok(Some(FileCursor {
+            len,
+            hash,
+            tail_fingerprint: tail_fingerprint(&window),
+            is_recent: kind == FileKind::Whole,
+            ..FileCursor::new(kind, file.stat()?)
+        }))
+    }
+
     /// Makes the cursor match no file, so that the next scan uploads the file from the start.
     pub fn invalidate(&mut self) {
-        self.hash = RunningHash::default();
+        self.hash = RunningHash::default().into();
         self.tail_fingerprint = !self.tail_fingerprint;
         self.stat.mtime_ns = i64::MIN;
     }
 
-    /// Advances over `bytes`. `window` holds the bytes before the cursor and is updated.
+    /// Reduces the memory of a side file that is uploaded completely.
+    pub fn settle(&mut self) {
+        if self.kind == FileKind::Whole && self.uploading.is_none() {
+            self.hash.settle();
+        }
+    }
+
+    /// Advances over `bytes`. `window` holds the bytes before the cursor and is updated. A cursor
+    /// whose hash cannot be resumed stays where it is.
     pub fn advance(&mut self, window: &mut Vec<u8>, bytes: &[u8]) {
-        self.hash.update(bytes);
-        self.len += bytes.len() as u64;
+        let FileHash::Running(hash) = &mut self.hash else {
+            return;
+        };
+        hash.update(bytes);
+        // A forged ledger can have any number.
+        self.len = self.len.saturating_add(bytes.len() as u64);
         window.extend_from_slice(&bytes[bytes.len().saturating_sub(TAIL_WINDOW as usize)..]);
         let surplus = window.len().saturating_sub(TAIL_WINDOW as usize);
         window.drain(..surplus);
@@ -146,23 +214,51 @@ impl Ledger {
     /// store. The caller then reads the log.
     pub fn load(directory: &dyn Directory, store: &str, id: &LogId) -> Option<Ledger> {
         let path = Self::path(id).ok()?;
-        let bytes = match directory.read(&path) {
-            Ok(bytes) => bytes?,
-            Err(error) => {
-                tracing::warn!(%error, %path, "reading the ledger failed; reading the log instead");
-                return None;
-            }
+        let loaded = match directory.open(&path) {
+            Ok(None) => return None,
+            Ok(Some(file)) => Self::read(path.as_str(), &*file),
+            Err(cause) => Err(Error::io(format!("read {path}"), cause)),
         };
-        match Self::decode(path.as_str(), &bytes) {
+        match loaded {
             Ok(ledger) => (ledger.store == store && ledger.id == *id).then_some(ledger),
             Err(error) if error.kind() == ErrorKind::NewerFormat => {
                 tracing::warn!(%error, "a newer sessiond wrote the ledger; reading the log instead");
                 None
             }
             Err(error) => {
-                tracing::warn!(%error, "the ledger is damaged; reading the log instead");
+                tracing::warn!(%error, %path, "the ledger is unreadable or damaged; reading the log instead");
                 None
             }
+        }
+    }
+
+    /// Reads a ledger file. One with many files is not read into memory at once.
+    fn read(path: &str, file: &dyn OpenFile) -> Result<Ledger> {
+        let failed = |cause| Error::io(format!("read {path}"), cause);
+        let damaged = |why: &str| Error::corrupt(why).context(format_args!("read {path}"));
+        let reader = || BufReader::with_capacity(CHUNK_BYTES, FileReader { file, offset: 0 });
+        if file.stat().map_err(failed)?.size <= MAX_BUFFERED_BYTES {
+            let mut bytes = Vec::new();
+            reader().read_to_end(&mut bytes).map_err(failed)?;
+            return Self::decode(path, &bytes);
+        }
+        let mut stored = [0; DIGEST_LEN];
+        let mut body = reader();
+        body.read_exact(&mut stored).map_err(failed)?;
+        let mut hash = HashWriter::default();
+        std::io::copy(&mut body, &mut hash).map_err(failed)?;
+        if hash.0.digest().to_string().as_bytes() != stored {
+            return Err(damaged("its digest does not match"));
+        }
+        let mut body = reader();
+        body.read_exact(&mut stored).map_err(failed)?;
+        match version::read_from(path, body, version::LEDGER)? {
+            1 => {
+                let mut body = reader();
+                body.read_exact(&mut stored).map_err(failed)?;
+                serde_json::from_reader(body).map_err(|cause| damaged(&cause.to_string()))
+            }
+            other => Err(version::unknown(path, other)),
         }
     }
 
@@ -170,7 +266,7 @@ impl Ledger {
     fn decode(path: &str, bytes: &[u8]) -> Result<Ledger> {
         let damaged = |why: &str| Error::corrupt(why).context(format_args!("read {path}"));
         let (_, body) = bytes
-            .split_at_checked(64)
+            .split_at_checked(DIGEST_LEN)
             .filter(|(digest, body)| Digest::of(body).to_string().as_bytes() == *digest)
             .ok_or_else(|| damaged("its digest does not match"))?;
         match version::read(path, body, version::LEDGER)? {
@@ -183,15 +279,102 @@ impl Ledger {
     /// a power failure is recovered from the log.
     pub fn save(&self, directory: &dyn Directory, durable: bool) -> Result<()> {
         let path = Self::path(&self.id)?;
-        let mut body = vec![b'\n'];
-        serde_json::to_writer(&mut body, self).map_err(|cause| {
-            Error::new(ErrorKind::Internal, "write the ledger").caused_by(cause)
-        })?;
+        let failed = |cause| Error::io(format!("write {path}"), cause);
+        if self.files.len() > MAX_BUFFERED_FILES {
+            return self
+                .save_in_chunks(directory, &path, durable)
+                .map_err(failed);
+        }
+        let mut body = Vec::new();
+        self.write_to(&mut body).map_err(failed)?;
         let mut bytes = Digest::of(&body).to_string().into_bytes();
         bytes.append(&mut body);
-        directory
-            .replace(&path, &bytes, durable)
-            .map_err(|cause| Error::io(format!("write {path}"), cause))
+        directory.replace(&path, &bytes, durable).map_err(failed)
+    }
+
+    /// Writes a large ledger beside the old one, and renames it. It is encoded twice instead of being
+    /// kept in memory.
+    fn save_in_chunks(
+        &self,
+        directory: &dyn Directory,
+        path: &RelPath,
+        durable: bool,
+    ) -> std::io::Result<()> {
+        let mut hash = HashWriter::default();
+        self.write_to(&mut hash)?;
+        let written: RelPath = format!("{path}.tmp")
+            .parse()
+            .map_err(std::io::Error::other)?;
+        let file = FileWriter {
+            directory,
+            path: &written,
+            offset: 0,
+        };
+        let mut file = BufWriter::with_capacity(CHUNK_BYTES, file);
+        file.write_all(hash.0.digest().to_string().as_bytes())?;
+        self.write_to(&mut file)?;
+        file.flush()?;
+        if durable {
+            directory.sync_files(std::slice::from_ref(&written))?;
+        }
+        directory.rename(&written, path, None)?;
+        if durable {
+            directory.sync_names(std::slice::from_ref(path))?;
+        }
+        Ok(())
+    }
+
+    fn write_to(&self, mut writer: impl Write) -> std::io::Result<()> {
+        writer.write_all(b"\n")?;
+        serde_json::to_writer(writer, self).map_err(Into::into)
+    }
+}
+
+/// Reads a file from the start to the end.
+struct FileReader<'a> {
+    file: &'a dyn OpenFile,
+    offset: u64,
+}
+
+impl Read for FileReader<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let count = self.file.read_at(buffer, self.offset)?;
+        self.offset += count as u64;
+        Ok(count)
+    }
+}
+
+/// Writes a file from the start to the end.
+struct FileWriter<'a> {
+    directory: &'a dyn Directory,
+    path: &'a RelPath,
+    offset: u64,
+}
+
+impl Write for FileWriter<'_> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.directory.write_at(self.path, self.offset, bytes)?;
+        self.offset += bytes.len() as u64;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Hashes what is written.
+#[derive(Default)]
+struct HashWriter(RunningHash);
+
+impl Write for HashWriter {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.update(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
     }
 }
 

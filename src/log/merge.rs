@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 
 use super::sink::EntrySink;
+use super::uploads::Uploads;
 use crate::codec::entry::{self, EncodedEntry, Entry};
 use crate::codec::{snapshot, version};
 use crate::error::{Error, Result};
@@ -16,7 +17,7 @@ use crate::model::entry::MAX_ADOPTED;
 use crate::model::limits::{MAX_HEADER_LEN, MAX_PARTS, MAX_TOTAL, MAX_WRITERS};
 use crate::model::{
     AdoptedBranch, Checkpoint, CoveredRange, Digest, EntryHeader, EntryKind, FileMove, Part,
-    RelPath, Seq, WriterId,
+    RelPath, Seq, UploadPart, WriterId,
 };
 use crate::sys::mutation::{Mutation, is_active};
 
@@ -24,6 +25,8 @@ use crate::sys::mutation::{Mutation, is_active};
 #[derive(Debug, Default)]
 pub struct Merger {
     files: BTreeMap<RelPath, (Part, Vec<u8>)>,
+    /// The uploads that are not complete at the end of the range.
+    uploads: Uploads<(Part, Vec<u8>)>,
     moves: Vec<FileMove>,
     checkpoints: Vec<Checkpoint>,
     adopted: Vec<AdoptedBranch>,
@@ -59,14 +62,16 @@ impl Merger {
     /// become in JSON.
     pub fn has_room_for(&self, entry: &EntryHeader) -> bool {
         const PART_LEN: usize = 400;
-        let parts = self.files.len() + entry.parts.len();
+        let uploads = || self.uploads.states().map(|(part, _)| &part.path);
+        let parts = self.files.len() + uploads().count() + entry.parts.len();
         let moves = self.moves.len() + entry.moves.len();
         let writers = self.writers.len()
             + entry
                 .covers
                 .as_ref()
                 .map_or(1, |covers| covers.writers.len());
-        let own = self.files.keys().chain(moved_paths(&self.moves));
+        let own = self.files.keys().chain(uploads());
+        let own = own.chain(moved_paths(&self.moves));
         let new = entry.parts.iter().map(|part| &part.path);
         let paths = own.chain(new).chain(moved_paths(&entry.moves));
         let len: usize = paths.map(|path| 2 * path.as_str().len()).sum();
@@ -79,14 +84,21 @@ impl Merger {
 
     /// Number of bytes so far.
     pub fn size(&self) -> u64 {
-        self.files
-            .values()
-            .map(|(_, bytes)| bytes.len() as u64)
-            .sum()
+        let parts = self.files.values().chain(self.uploads.states());
+        parts.map(|(_, bytes)| bytes.len() as u64).sum()
     }
 
     fn apply_moves(&mut self, header: &EntryHeader) -> Result<()> {
         for (index, moved) in header.moves.iter().enumerate() {
+            // A reader has the start of an upload under the old path.
+            if let Some((part, _)) = self.files.get(&moved.from)
+                && part.upload.is_some()
+            {
+                return Err(Error::conflict(format!(
+                    "the range does not show the start of {}, which was moved",
+                    moved.from
+                )));
+            }
             // If the moved file is not in the range, it may have existed before. A file of the
             // range at the new path may then have been replaced.
             if !moved.apply(&mut self.files)
@@ -106,31 +118,78 @@ impl Merger {
         Ok(())
     }
 
-    fn apply_part(&mut self, part: &Part, seq: Seq, bytes: &[u8]) {
+    fn apply_part(&mut self, part: &Part, header: &EntryHeader, bytes: &[u8]) -> Result<()> {
+        let seq = part.seq.unwrap_or(header.seq);
         let new = Part {
-            seq: Some(part.seq.unwrap_or(seq)),
+            seq: Some(seq),
             ..part.clone()
         };
-        let Some((old, merged)) = self.files.get_mut(&part.path) else {
-            self.files.insert(part.path.clone(), (new, bytes.to_vec()));
-            return;
+        let upload = self.uploads.take(&part.path, part.start);
+        match part.upload {
+            None => self.put(new, bytes),
+            Some(place) => {
+                let (start, mut merged) = upload.map_or_else(
+                    || (part.start, Vec::new()),
+                    |(earlier, merged)| (earlier.start, merged),
+                );
+                merged.extend_from_slice(bytes);
+                let new = Part {
+                    start,
+                    len: merged.len() as u64,
+                    ..new
+                };
+                match place {
+                    UploadPart::More => {
+                        let end = new.end();
+                        self.uploads.insert(&part.path, header, end, (new, merged));
+                        Ok(())
+                    }
+                    // The range has all bytes of the file.
+                    UploadPart::Last if start == 0 => self.put(
+                        Part {
+                            upload: None,
+                            ..new
+                        },
+                        &merged,
+                    ),
+                    UploadPart::Last => self.put(new, &merged),
+                }
+            }
+        }
+    }
+
+    /// Replaces the bytes of a file from the start of the part.
+    fn put(&mut self, new: Part, bytes: &[u8]) -> Result<()> {
+        let Some((old, merged)) = self.files.get_mut(&new.path) else {
+            self.files.insert(new.path.clone(), (new, bytes.to_vec()));
+            return Ok(());
         };
-        let start = old.start.min(part.start);
-        merged
-            .truncate(usize::try_from(part.start.saturating_sub(old.start)).unwrap_or(usize::MAX));
+        if old.upload.is_some() && 0 < new.start && new.start < old.start {
+            return Err(Error::conflict(format!(
+                "the range does not show the start of {}",
+                new.path
+            )));
+        }
+        let start = old.start.min(new.start);
+        // A file whose upload starts before the range stays the last part of that upload.
+        let upload = old.upload.filter(|_| new.start > 0);
+        merged.truncate(usize::try_from(new.start.saturating_sub(old.start)).unwrap_or(usize::MAX));
         if !is_active(Mutation::DropMergedBytes) {
             merged.extend_from_slice(bytes);
         }
         *old = Part {
             start,
             len: merged.len() as u64,
+            upload,
             ..new
         };
+        Ok(())
     }
 
     /// The range as one segment that starts with `first_seq`: a snapshot if the range has no
-    /// predecessor, otherwise a merge. None if nothing was applied, or if the range ends with a
-    /// removal, because readers find out from the last entry itself whether a session is removed.
+    /// predecessor, otherwise a merge. None if nothing was applied; if the range ends with a removal,
+    /// because readers find out from the last entry itself whether a session is removed; or if a
+    /// snapshot would contain incomplete files.
     pub fn finish(self, first_seq: Seq) -> Result<Option<EncodedEntry>> {
         let (Some(first), Some(last)) = (
             self.first,
@@ -138,8 +197,11 @@ impl Merger {
         ) else {
             return Ok(None);
         };
+        if self.starts_log && !self.uploads.is_empty() {
+            return Ok(None);
+        }
         let (mut parts, mut bodies) = (Vec::new(), Vec::new());
-        for (path, (part, bytes)) in self.files {
+        for (path, (part, bytes)) in self.files.into_iter().chain(self.uploads.into_states()) {
             parts.push(Part { path, ..part });
             bodies.push(bytes);
         }
@@ -224,9 +286,11 @@ impl EntrySink for Merger {
             };
         }
         self.apply_moves(header)?;
+        self.uploads.start_entry(header);
         for (part, bytes) in entry.parts() {
-            self.apply_part(part, header.seq, bytes);
+            self.apply_part(part, header, bytes)?;
         }
+        self.uploads.end_entry(header);
         self.checkpoints.extend(header.all_checkpoints());
         let surplus = self.checkpoints.len().saturating_sub(MAX_CHECKPOINTS);
         self.checkpoints.drain(..surplus);

@@ -33,9 +33,12 @@ pub mod segments;
 pub mod sink;
 pub mod state;
 pub mod turns;
+pub mod uploads;
 pub mod writer;
 
 use std::sync::Arc;
+
+use bytes::Bytes;
 
 use crate::codec::entry::{self, Entry};
 use crate::codec::snapshot;
@@ -130,26 +133,28 @@ impl Logs {
         decode(id, segment, &key, &stored).map(Some)
     }
 
-    /// Reads a segment for the compactor, and how it is protected. Entries that this process wrote
-    /// recently are not requested from the store.
-    pub async fn read_for_compaction(
+    /// Reads a segment for the compactor as stored, and how it is protected. Entries that this
+    /// process wrote recently are not requested from the store.
+    pub async fn fetch_for_compaction(
         &self,
         id: &LogId,
         segment: &Segment,
-    ) -> Result<Option<(Entry, Protection)>> {
-        let key = segment.key(id);
+    ) -> Result<Option<(Bytes, Protection)>> {
         let recent = self
             .recent
             .get(id, segment.last_seq)
             .filter(|_| !segment.is_compacted())
             .map(|written| (written, self.store.policy().default_protection()));
-        let read = match recent {
-            Some(recent) => Some(recent),
-            None => self.store.get_with_protection(&key).await?,
-        };
-        read.map(|(stored, protection)| Ok((decode(id, segment, &key, &stored)?, protection)))
-            .transpose()
+        match recent {
+            Some(recent) => Ok(Some(recent)),
+            None => self.store.get_with_protection(&segment.key(id)).await,
+        }
     }
+}
+
+/// Decodes a segment that was fetched.
+pub fn decode_segment(id: &LogId, segment: &Segment, stored: &[u8]) -> Result<Entry> {
+    decode(id, segment, &segment.key(id), stored)
 }
 
 /// Decodes a segment and checks that it is the one that its key names.

@@ -2,13 +2,15 @@
 
 use std::collections::BTreeMap;
 
+use super::uploads::Uploads;
 use crate::error::{Error, Result};
 use crate::model::checkpoint::MAX_CHECKPOINTS;
 use crate::model::entry::MAX_ADOPTED;
 use crate::model::{
     AdoptedBranch, Checkpoint, Digest, EntryHeader, EntryKind, FileMove, FileState, Part, RelPath,
-    Seq, TurnTracker,
+    Seq, TurnTracker, UploadPart,
 };
+use crate::sys::mutation::{Mutation, is_active};
 
 /// The state of a log at a point.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -31,6 +33,8 @@ pub struct LogState {
     pub removed: Option<EntryKind>,
     /// The target of a rollback that a claim recorded. It takes effect with the next entry.
     pending_rollback: Option<Seq>,
+    /// The side files of which the last part has not been read yet.
+    uploads: Uploads<()>,
 }
 
 impl LogState {
@@ -38,6 +42,7 @@ impl LogState {
     pub fn apply(&mut self, header: &EntryHeader, digest: Digest) -> Result<()> {
         if header.resets_log() || header.kind == EntryKind::Snapshot {
             self.files.clear();
+            self.uploads.clear();
             self.checkpoints.clear();
             self.adopted.clear();
             self.turns = TurnTracker::default();
@@ -73,16 +78,11 @@ impl LogState {
         self.adopted.drain(..surplus);
         self.removed = header.kind.is_removal().then_some(header.kind);
         FileMove::apply_all(&header.moves, &mut self.files);
+        self.uploads.start_entry(header);
         for part in &header.parts {
-            let length = self.files.get(&part.path).map_or(0, |file| file.len);
-            if part.start > length {
-                return Err(Error::corrupt(format!(
-                    "entry {} appends to {} at offset {}, but the file has {length} bytes",
-                    header.seq, part.path, part.start
-                )));
-            }
-            self.put(part, header.seq);
+            self.apply_part(part, header)?;
         }
+        self.uploads.end_entry(header);
         self.raw_bytes = self.raw_bytes.saturating_add(
             header
                 .covers
@@ -91,6 +91,24 @@ impl LogState {
         );
         self.seq = header.seq;
         self.digest = Some(digest);
+        Ok(())
+    }
+
+    /// Applies a part. A file that is uploaded in several parts changes with the last of them.
+    fn apply_part(&mut self, part: &Part, header: &EntryHeader) -> Result<()> {
+        let continues_upload = self.uploads.take(&part.path, part.start).is_some();
+        let length = self.files.get(&part.path).map_or(0, |file| file.len);
+        if part.start > length && !(continues_upload && part.upload.is_some()) {
+            return Err(Error::corrupt(format!(
+                "entry {} appends to {} at offset {}, but the file has {length} bytes",
+                header.seq, part.path, part.start
+            )));
+        }
+        if part.upload == Some(UploadPart::More) && !is_active(Mutation::ShowIncompleteUpload) {
+            self.uploads.insert(&part.path, header, part.end(), ());
+        } else {
+            self.put(part, header.seq);
+        }
         Ok(())
     }
 

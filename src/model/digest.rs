@@ -118,6 +118,77 @@ impl From<RunningHash> for String {
     }
 }
 
+/// The hash of a file so far: one that can be resumed, or only its digest, which needs less memory. The
+/// digest suffices for a side file: if it changes, all of it is read again.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum FileHash {
+    /// The digest.
+    Digest(Digest),
+    /// A hash that can be resumed.
+    Running(Box<RunningHash>),
+}
+
+impl FileHash {
+    /// The digest.
+    pub fn digest(&self) -> Digest {
+        match self {
+            FileHash::Digest(digest) => *digest,
+            FileHash::Running(hash) => hash.digest(),
+        }
+    }
+
+    /// The hash, if it can be resumed.
+    pub fn running(&self) -> Option<&RunningHash> {
+        match self {
+            FileHash::Digest(_) => None,
+            FileHash::Running(hash) => Some(hash),
+        }
+    }
+
+    /// Keeps only the digest.
+    pub fn settle(&mut self) {
+        *self = FileHash::Digest(self.digest());
+    }
+}
+
+impl From<RunningHash> for FileHash {
+    fn from(hash: RunningHash) -> FileHash {
+        FileHash::Running(Box::new(hash))
+    }
+}
+
+impl fmt::Debug for FileHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "FileHash({})", self.digest())
+    }
+}
+
+impl PartialEq for FileHash {
+    fn eq(&self, other: &Self) -> bool {
+        self.digest() == other.digest()
+    }
+}
+
+impl TryFrom<String> for FileHash {
+    type Error = Error;
+    fn try_from(text: String) -> Result<Self> {
+        match text.len() {
+            64 => text.parse().map(FileHash::Digest),
+            _ => RunningHash::try_from(text).map(FileHash::from),
+        }
+    }
+}
+
+impl From<FileHash> for String {
+    fn from(hash: FileHash) -> String {
+        match hash {
+            FileHash::Digest(digest) => digest.to_string(),
+            FileHash::Running(hash) => String::from(*hash),
+        }
+    }
+}
+
 /// Whether the block count in a SHA-256 state, which follows its eight words, is that of a file.
 /// SHA-256 counts bits; a count near the maximum would overflow and panic.
 fn has_plausible_length(state: &[u8]) -> bool {

@@ -398,6 +398,21 @@ pub struct Part {
     /// header's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seq: Option<Seq>,
+    /// The place in an upload of several parts; none if the part is complete by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub upload: Option<UploadPart>,
+}
+
+/// The place of a part in the upload of a side file that does not fit into one entry. All parts of an
+/// upload have the same writer. The file changes with the last part, so that no reader sees an
+/// incomplete file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum UploadPart {
+    /// More parts follow.
+    More,
+    /// The last part.
+    Last,
 }
 
 impl Part {

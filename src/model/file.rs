@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -10,10 +11,11 @@ use crate::error::{Error, Result};
 use crate::model::{Digest, Seq};
 
 /// A path below the root: relative, components separated by `/`, no `.` or `..`, no control
-/// characters. Paths from a store are untrusted; parsing them into this type makes them safe.
+/// characters. Paths from a store are untrusted; parsing them into this type makes them safe. Clones
+/// share the text: a session can have a hundred thousand files, and several sets hold their paths.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct RelPath(String);
+pub struct RelPath(Arc<str>);
 
 impl RelPath {
     /// The path as text.
@@ -23,7 +25,7 @@ impl RelPath {
 
     /// The path below `root`.
     pub fn below(&self, root: &Path) -> PathBuf {
-        root.join(&self.0)
+        root.join(&*self.0)
     }
 
     /// The components of the path, outermost first.
@@ -35,7 +37,7 @@ impl RelPath {
     pub fn parent(&self) -> Option<RelPath> {
         self.0
             .rsplit_once('/')
-            .map(|(directory, _)| RelPath(directory.to_owned()))
+            .map(|(directory, _)| RelPath(directory.into()))
     }
 
     /// The last component.
@@ -70,7 +72,7 @@ impl FromStr for RelPath {
                 _ => {}
             }
         }
-        Ok(RelPath(text.to_owned()))
+        Ok(RelPath(text.into()))
     }
 }
 
@@ -83,7 +85,7 @@ impl TryFrom<String> for RelPath {
 
 impl From<RelPath> for String {
     fn from(path: RelPath) -> String {
-        path.0
+        path.0.as_ref().to_owned()
     }
 }
 

@@ -12,8 +12,9 @@ use crate::model::Seq;
 /// key hold. One entry per millisecond reaches it after 31 years.
 pub const MAX_SEQ: Seq = 999_999_999_999;
 
-/// Maximum raw bytes of an entry, merge or snapshot: the parts without the header.
-pub const MAX_RAW_BYTES: u64 = 64 << 20;
+/// Maximum raw bytes of an entry, merge or snapshot: the parts without the header. Writers stay
+/// below half of it. It bounds the memory of a reader.
+pub const MAX_RAW_BYTES: u64 = 16 << 20;
 
 /// Maximum length of a header: enough for every list below with paths of a usual length.
 pub const MAX_HEADER_LEN: u64 = 8 << 20;

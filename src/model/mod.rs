@@ -17,8 +17,10 @@ pub mod prices;
 pub mod version;
 
 pub use checkpoint::{Checkpoint, TurnTracker};
-pub use digest::{Digest, RunningHash};
-pub use entry::{AdoptedBranch, CoveredRange, EntryHeader, EntryKind, FileMove, ForkOrigin, Part};
+pub use digest::{Digest, FileHash, RunningHash};
+pub use entry::{
+    AdoptedBranch, CoveredRange, EntryHeader, EntryKind, FileMove, ForkOrigin, Part, UploadPart,
+};
 pub use facts::SessionFacts;
 pub use file::{FileKind, FileStat, FileState, PathState, RelPath};
 pub use ids::{AgentName, LogId, LogName, Namespace, ProjectId, Seq, SessionId, WriterId};

@@ -65,6 +65,8 @@ pub(super) async fn take_over(
     let mut ledger = Ledger::new(context.logs.store.address(), id.clone(), log_writer.clone());
     if !is_active(Mutation::ForgetRestoredCursors) {
         ledger.files = takeover.files;
+        // Readers abandon an upload that another writer started.
+        ledger.files.retain(|_, cursor| cursor.uploading.is_none());
     }
     ledger.turns = takeover.turns;
     log_writer.rollback_to = takeover.rollback_to;

@@ -11,7 +11,7 @@ use super::report::RestoreReport;
 use super::write;
 use crate::agent::Profile;
 use crate::codec::archive::{self, InMemoryFiles, Member};
-use crate::codec::entry::{Entry, MAX_RAW_BYTES};
+use crate::codec::entry::Entry;
 use crate::error::{Error, ErrorContext, Result};
 use crate::log::assemble::FileAssembler;
 use crate::log::read::EntrySink;
@@ -25,6 +25,9 @@ pub struct InlineSession {
     pub session: SessionId,
     files: Vec<(Member, Vec<u8>)>,
 }
+
+/// Maximum size of the session in a variable, which has at most 128 KiB on Linux.
+const MAX_INFLATED_BYTES: u64 = 64 << 20;
 
 /// How to decode a variable.
 pub struct Variable<'a> {
@@ -43,7 +46,7 @@ pub struct Variable<'a> {
 /// Decodes a session from a variable.
 pub fn decode(profile: &dyn Profile, variable: &Variable<'_>) -> Result<InlineSession> {
     let Variable { name, id, .. } = *variable;
-    let inflated = archive::inflate(name, variable.value.as_bytes(), MAX_RAW_BYTES)?;
+    let inflated = archive::inflate(name, variable.value.as_bytes(), MAX_INFLATED_BYTES)?;
     if !archive::is_archive(&inflated) {
         return decode_transcript(profile, variable, inflated);
     }
@@ -142,6 +145,7 @@ fn write_files(
         mode: member.mode & 0o777,
         mtime_ns: member.mtime_ns,
         seq: None,
+        upload: None,
     });
     let now = context.logs.clock.now();
     let log_writer = LogWriter::unclaimed("variable".parse()?, 0, None, now);

@@ -67,7 +67,7 @@ pub struct FilePlan {
     local: Option<LocalFile>,
     /// The cursor after the stored bytes of the local file.
     #[serde(skip)]
-    cursor: Option<FileCursor>,
+    cursor: Option<Box<FileCursor>>,
 }
 
 impl FilePlan {
@@ -81,7 +81,7 @@ impl FilePlan {
             partial_line_bytes: comparison.partial_line_bytes,
             local_path: local_path.clone(),
             local: comparison.local,
-            cursor: comparison.cursor,
+            cursor: comparison.cursor.map(Box::new),
         }
     }
 
@@ -129,9 +129,10 @@ impl FilePlan {
 
     /// The cursor of a file that is kept: after the bytes that the log holds.
     pub(super) fn kept_cursor(&self, ledger: Option<&Ledger>) -> Option<FileCursor> {
-        let stored = self.cursor.clone().map(|mut cursor| {
+        let stored = self.cursor.as_deref().cloned().map(|mut cursor| {
             // The next scan finds the bytes after the cursor as new.
             cursor.stat.size = cursor.len;
+            cursor.settle();
             cursor
         });
         stored.or_else(|| ledger?.files.get(&self.local_path).cloned())

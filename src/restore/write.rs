@@ -250,15 +250,20 @@ impl FileWriter<'_> {
         let directory: &dyn Directory = &*self.context.directory;
         let owner = self.options.owner;
         let opened = directory.open(&staged.path)?.ok_or(ErrorKind::NotFound)?;
-        let cursor =
-            FileCursor::read(&*opened, file.kind, plan.bytes)?.ok_or(ErrorKind::UnexpectedEof)?;
+        let cursor = match plan.bytes == file.len {
+            true => FileCursor::with_hash(&*opened, file.kind, file.len, staged.hash.clone())?,
+            false => FileCursor::read(&*opened, file.kind, plan.bytes)?,
+        };
+        let cursor = cursor.ok_or(ErrorKind::UnexpectedEof)?;
         directory.rename(&staged.path, &plan.path, owner)?;
         // On another file system the rename is a copy, with another inode. No writer uses it yet.
         let stat = directory.stat(&plan.path)?.ok_or(ErrorKind::NotFound)?;
-        Ok(FileCursor {
+        let mut cursor = FileCursor {
             stat,
             is_recent: false,
             ..cursor
-        })
+        };
+        cursor.settle();
+        Ok(cursor)
     }
 }

@@ -5,6 +5,7 @@
 pub mod account;
 pub mod atomic_file;
 pub mod backoff;
+pub mod blocking;
 pub mod clock;
 pub mod counters;
 pub mod directory;
@@ -22,6 +23,7 @@ pub mod terminal;
 
 pub use atomic_file::AtomicFile;
 pub use backoff::Backoff;
+pub use blocking::blocking;
 pub use clock::{Clock, Rng, SystemClock, SystemRng};
 pub use counters::{Counters, Operation};
 pub use directory::{BlockedPath, Directory, FileAttributes, Item, ItemKind, OpenFile, Owner};

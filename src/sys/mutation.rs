@@ -65,6 +65,8 @@ mutations! {
     IgnorePins,
     /// A new entry is written as plaintext although keys are configured.
     WritePlaintext,
+    /// A reader shows a side file before the last part of its upload.
+    ShowIncompleteUpload,
     /// The mirror does not write deleted rows to its files.
     ForgetDeletedRows,
 }

@@ -9,14 +9,15 @@ use futures_util::stream::{self, StreamExt};
 
 use crate::codec::entry::Entry;
 use crate::error::{Error, ErrorContext, ErrorKind, Result};
-use crate::log::Logs;
 use crate::log::chain::EntryChain;
 use crate::log::merge::Merger;
 use crate::log::read::EntrySink;
 use crate::log::schedule;
 use crate::log::segments::{Granularity, Segment, select_segments};
+use crate::log::{Logs, decode_segment};
 use crate::model::{EntryKind, LogId, Seq, keys};
 use crate::store::encrypted::policy::{Protection, ProtectionSummary};
+use crate::sys::blocking;
 
 /// Maximum stored size of segments that are merged into one. A larger segment is fetched in
 /// parallel with others, and rewriting it to save one object would cost more than it saves. About 4
@@ -24,7 +25,7 @@ use crate::store::encrypted::policy::{Protection, ProtectionSummary};
 const MAX_MERGED_STORED_BYTES: u64 = 1 << 20;
 
 /// Maximum raw size of a merged segment: bounds the memory of its writer and readers.
-const MAX_MERGED_RAW_BYTES: u64 = 16 << 20;
+const MAX_MERGED_RAW_BYTES: u64 = 8 << 20;
 
 /// The first segment of a session is not merged while it is this many times larger than the others.
 const LARGE_START_FACTOR: u64 = 4;
@@ -204,7 +205,7 @@ async fn merge_segments(
     };
     let mut chain = EntryChain::starting_anywhere(id.to_string());
     let mut reads = stream::iter(selected)
-        .map(|segment| async move { (segment, logs.read_for_compaction(id, &segment).await) })
+        .map(|segment| async move { (segment, logs.fetch_for_compaction(id, &segment).await) })
         .buffered(concurrency);
     while let Some((segment, read)) = reads.next().await {
         let deleted = || {
@@ -214,9 +215,11 @@ async fn merge_segments(
             ))
         };
         let read = read.and_then(|read| read.ok_or_else(deleted));
-        let read = read.map(|(entry, protection)| {
+        // Decoded one by one, because few stored bytes can have many raw bytes.
+        let read = read.and_then(|(stored, protection)| {
+            let entry = blocking(|| decode_segment(id, &segment, &stored))?;
             builder.protections.insert(segment.last_seq, protection);
-            entry
+            Ok(entry)
         });
         // Entries after the range are read too, until all entries of the range are confirmed.
         match chain.push(segment.last_seq, read)? {
@@ -278,7 +281,7 @@ impl SegmentBuilder<'_> {
         self.from = self.to + 1;
         // A single segment already exists.
         let Some(encoded) = (if merged > 1 {
-            merger.finish(from)?
+            blocking(|| merger.finish(from))?
         } else {
             None
         }) else {

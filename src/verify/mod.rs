@@ -14,7 +14,7 @@ use crate::log::assemble::FileAssembler;
 use crate::log::fork::SessionRenamer;
 use crate::log::read::{EntrySink, ReadOptions, ReadOutcome};
 use crate::log::segments::{Granularity, Segment, SegmentKind, head, select_segments};
-use crate::model::{Digest, FileState, ForkOrigin, LogId, RelPath, Seq, WriterId};
+use crate::model::{Digest, FileState, ForkOrigin, LogId, RelPath, Seq, UploadPart, WriterId};
 use crate::sys::Directory;
 
 /// The result for one log.
@@ -311,7 +311,11 @@ impl Checker<'_> {
             return;
         };
         let parts = &entry.header.parts;
-        let agrees = parts.iter().all(|part| {
+        // A file changes with the last part of its upload.
+        let mut complete = parts
+            .iter()
+            .filter(|part| part.upload != Some(UploadPart::More));
+        let agrees = complete.all(|part| {
             files
                 .get(&part.path)
                 .is_some_and(|file| (file.len, file.sha256) == (part.end(), part.file_sha256))

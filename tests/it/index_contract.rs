@@ -118,6 +118,7 @@ fn part(path: &str, start: u64, len: u64) -> Part {
         mode: 0o600,
         mtime_ns: 1_700_000_000_123_456_789,
         seq: None,
+        upload: None,
     }
 }
 

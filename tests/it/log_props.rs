@@ -289,7 +289,7 @@ proptest! {
                 bytes.truncate(start);
                 bytes.extend_from_slice(&more);
                 let (start, len, file_sha256) = (start as u64, more.len() as u64, Digest::of(bytes));
-                header.parts.push(Part { path: path(file), kind: FileKind::Whole, start, len, file_sha256, mode: 0o600, mtime_ns: 7, seq: None });
+                header.parts.push(Part { path: path(file), kind: FileKind::Whole, start, len, file_sha256, mode: 0o600, mtime_ns: 7, seq: None, upload: None });
             }
             let digest = Digest::of(&[at as u8]);
             state.apply(&header, digest).unwrap();
@@ -307,20 +307,21 @@ proptest! {
             mode: file.mode,
             mtime_ns: file.mtime_ns,
             seq: Some(file.seq),
+            upload: None,
         });
         let first = header(state.seq, None, Some(0), "w");
         let (digest, began) = (state.digest.unwrap(), first.at);
         let covers = CoveredRange { first_seq: 1, digest, first_at: began, written_at: None, entries: state.seq, raw_bytes: state.raw_bytes, stored_bytes: 0, writers: BTreeMap::new() };
         let snapshot = EntryHeader { kind: EntryKind::Snapshot, parts: parts.collect(), covers: Some(covers), ..first };
         let mut again = LogState::default();
-        let stray = Part { path: "stray".parse().unwrap(), kind: FileKind::Whole, start: 0, len: 1, file_sha256: Digest::of(b"x"), mode: 0, mtime_ns: 0, seq: None };
+        let stray = Part { path: "stray".parse().unwrap(), kind: FileKind::Whole, start: 0, len: 1, file_sha256: Digest::of(b"x"), mode: 0, mtime_ns: 0, seq: None, upload: None };
         again.apply(&EntryHeader { parts: vec![stray], ..header(1, None, None, "w") }, Digest::of(b"")).unwrap();
         again.apply(&snapshot, state.digest.unwrap()).unwrap();
         prop_assert_eq!(&again, &state);
         // A part after the end of a file would leave a hole.
         let last = path(0);
         let start = model.get(&last).map_or(0, Vec::len) as u64 + u64::from(beyond);
-        let part = Part { path: last, kind: FileKind::Whole, start, len: 1, file_sha256: Digest::of(b""), mode: 0, mtime_ns: 0, seq: None };
+        let part = Part { path: last, kind: FileKind::Whole, start, len: 1, file_sha256: Digest::of(b""), mode: 0, mtime_ns: 0, seq: None, upload: None };
         let gap = EntryHeader { parts: vec![part], ..header(state.seq + 1, None, None, "w") };
         prop_assert_eq!(state.apply(&gap, Digest::of(b"")).err().map(|error| error.kind()), beyond.then_some(ErrorKind::Corrupt));
     }

@@ -35,6 +35,7 @@ mod fencing;
 mod file_operations;
 mod format;
 mod gemini;
+mod heavy;
 mod hook;
 mod http;
 mod idle_writer;

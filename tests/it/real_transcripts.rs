@@ -36,6 +36,7 @@ fn summarize_session(profile: &dyn Profile, root: &Path) -> String {
             mode: 0o600,
             mtime_ns: 0,
             seq: None,
+            upload: None,
         };
         let summarize_session = reader.read(profile, [(&part, bytes.as_slice())].into_iter());
         let mut roles: BTreeMap<Role, u64> = BTreeMap::new();

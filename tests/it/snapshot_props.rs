@@ -42,6 +42,7 @@ fn part(path: &str, bytes: &[u8], mode: u32, mtime_ns: i64, seq: u64) -> Part {
         mode,
         mtime_ns,
         seq: Some(seq),
+        upload: None,
     }
 }
 

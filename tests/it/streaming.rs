@@ -15,7 +15,6 @@ use crate::support::writer::stream;
 use sessiond::capture::flush::LogFlusher;
 use sessiond::capture::watch::EventBuffer;
 use sessiond::capture::{IndexTask, StreamerHandle, tracked_log::LogStatus};
-use sessiond::codec::entry::MAX_RAW_BYTES;
 use sessiond::model::RelPath;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -801,7 +800,7 @@ async fn side_files_of_any_size_make_entries_that_can_be_read_back() {
     let large = world.root().join("projects/-w/s/tool-results/b.bin");
     std::fs::File::create(&large)
         .unwrap()
-        .set_len(MAX_RAW_BYTES)
+        .set_len(64 << 20)
         .unwrap();
     let mut shipment = LogFlusher::new(world.id("s"));
     shipment.paths.insert(transcript("s").parse().unwrap());
@@ -809,7 +808,7 @@ async fn side_files_of_any_size_make_entries_that_can_be_read_back() {
     let stored = world.stored("s").await.unwrap();
     assert_eq!(
         stored["projects/-w/s/tool-results/b.bin"].len() as u64,
-        MAX_RAW_BYTES
+        64 << 20
     );
     assert_eq!(stored["projects/-w/s/tool-results/a.txt"], b"small");
     assert_eq!(stored[&transcript("s")], lines("s", 0, 2).as_bytes());

@@ -143,10 +143,11 @@ impl Agent {
         disk.agent_writes(&path, None, &line(rng, Some(name)), rng);
     }
 
-    /// Replaces a side file, with one of the same length.
+    /// Replaces a side file, often with one of the same length. A long one is uploaded in parts.
     pub fn replace_side_file(&mut self, disk: &Disk, in_place: bool, rng: &mut SeededRng) {
         let path = format!("tasks/{SESSION}/1.json");
-        let text = format!("{{\"n\":{:03}}}", rng.below(1000));
+        let pad = if rng.percent(30) { 90 } else { 0 };
+        let text = format!("{{\"n\":{:03}{:pad$}}}", rng.below(1000), "");
         match in_place {
             true => disk.agent_writes(&path, Some(0), text.as_bytes(), rng),
             false => disk.agent_replaces(&path, text.as_bytes(), rng),

@@ -154,7 +154,20 @@ fn matches(held: &Files, chain: &[&Version], at: usize) -> bool {
         && held
             .iter()
             .filter(|(path, _)| !version.files.contains_key(*path))
-            .all(|(path, bytes)| is_earlier_version(bytes, path, &chain[..at]))
+            .all(|(path, bytes)| {
+                is_earlier_version(bytes, path, &chain[..at])
+                    || is_later_tool_result(bytes, path, &chain[at..])
+            })
+}
+
+/// A tool result can be in an earlier entry than the lines that were written before it. The agent
+/// writes it once, so it is complete or absent.
+fn is_later_tool_result(bytes: &[u8], path: &str, chain: &[&Version]) -> bool {
+    let is_same = |version: &&Version| {
+        let file = version.files.get(path);
+        file.is_some_and(|file| file.bytes == bytes)
+    };
+    path.contains("/tool-results/") && chain.iter().any(is_same)
 }
 
 fn is_cut(bytes: &[u8], file: &FileVersion, chain: &[&Version]) -> bool {

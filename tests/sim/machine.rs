@@ -9,7 +9,7 @@ use age::x25519::Identity;
 use sessiond::agent::Profile;
 use sessiond::agent::claude_code::ClaudeCode;
 use sessiond::capture::watch::EventBuffer;
-use sessiond::capture::{self, IndexQueue, Streamer, StreamerHandle};
+use sessiond::capture::{self, EntryLimits, IndexQueue, Streamer, StreamerHandle};
 use sessiond::daemon::compactor;
 use sessiond::daemon::indexer::{Indexer, queue_stale_logs};
 use sessiond::error::Result;
@@ -58,6 +58,8 @@ pub struct Cloud {
     pub tables: Arc<Tables>,
     pub profile: Arc<dyn Profile>,
     pub seed: u64,
+    /// The sizes of entries.
+    limits: EntryLimits,
     /// How all processes encrypt.
     encryption: EncryptionPolicy,
 }
@@ -75,6 +77,11 @@ impl Cloud {
             tables: Arc::default(),
             profile,
             seed,
+            // Every second tool result is uploaded in parts.
+            limits: EntryLimits {
+                part: 40,
+                ..EntryLimits::default()
+            },
             encryption,
         }
     }
@@ -252,6 +259,7 @@ impl Machine {
             counters: Arc::default(),
             flush_interval: Duration::from_millis(200),
             max_concurrent_flushes: 8,
+            limits: cloud.limits,
         };
         let index_queue = context.index_queue.clone();
         let compaction_queue = context.compaction_queue.clone();

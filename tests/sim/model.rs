@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use sessiond::codec::entry::{Entry, decode};
-use sessiond::model::{EntryKind, LogId, Seq, WriterId, keys};
+use sessiond::model::{EntryKind, LogId, Seq, UploadPart, WriterId, keys};
 
 use super::bucket::{Objects, Stored};
 use super::history::Files;
@@ -154,29 +154,61 @@ pub fn one_writer_at_a_time(path: &[Written]) -> Result<(), String> {
     Ok(())
 }
 
-/// Applies one entry to the files.
-pub fn apply(files: &mut Files, entry: &Entry) -> Result<(), String> {
-    if entry.header.resets_log() {
-        files.clear();
+/// The files of a log, and the side files of which the last part has not been read yet.
+#[derive(Default)]
+pub struct Content {
+    pub files: Files,
+    /// The start of each upload, and its bytes from there on.
+    uploads: BTreeMap<String, (u64, Vec<u8>)>,
+    writer: Option<WriterId>,
+}
+
+impl Content {
+    /// Removes everything.
+    pub fn clear(&mut self) {
+        *self = Content::default();
     }
-    for moved in &entry.header.moves {
-        if let Some(bytes) = files.remove(moved.from.as_str()) {
-            files.insert(moved.to.to_string(), bytes);
+
+    /// Applies one entry.
+    pub fn apply(&mut self, entry: &Entry) -> Result<(), String> {
+        let header = &entry.header;
+        if header.resets_log() {
+            self.clear();
         }
-    }
-    for (part, bytes) in entry.parts() {
-        let file = files.entry(part.path.to_string()).or_default();
-        if part.start > file.len() as u64 {
-            return Err(format!(
-                "entry {}: {} has {} bytes and continues at {}",
-                entry.header.seq,
-                part.path,
-                file.len(),
-                part.start
-            ));
+        // Another writer does not continue an upload.
+        if self.writer.replace(header.writer.clone()) != Some(header.writer.clone()) {
+            self.uploads.clear();
         }
-        file.truncate(part.start as usize);
-        file.extend_from_slice(bytes);
+        for moved in &header.moves {
+            if let Some(bytes) = self.files.remove(moved.from.as_str()) {
+                self.files.insert(moved.to.to_string(), bytes);
+            }
+        }
+        for (part, bytes) in entry.parts() {
+            let path = part.path.to_string();
+            let begun = self.uploads.remove(&path);
+            let begun = begun.filter(|(start, bytes)| start + bytes.len() as u64 == part.start);
+            let (start, mut upload) = match part.upload.and(begun) {
+                Some(begun) => begun,
+                None => (part.start, Vec::new()),
+            };
+            upload.extend_from_slice(bytes);
+            if part.upload == Some(UploadPart::More) {
+                self.uploads.insert(path, (start, upload));
+                continue;
+            }
+            let file = self.files.entry(path).or_default();
+            if start > file.len() as u64 {
+                return Err(format!(
+                    "entry {}: {} has {} bytes and continues at {start}",
+                    header.seq,
+                    part.path,
+                    file.len(),
+                ));
+            }
+            file.truncate(start as usize);
+            file.extend_from_slice(&upload);
+        }
+        Ok(())
     }
-    Ok(())
 }

@@ -10,7 +10,7 @@ use sessiond::model::{Digest, EntryKind, LogId, Seq, WriterId};
 
 use super::bucket::Objects;
 use super::history::{Files, Version, contains_files_of, new_bytes, newest_match};
-use super::model::{Reader, Written, apply, one_writer_at_a_time, path_to};
+use super::model::{Content, Reader, Written, one_writer_at_a_time, path_to};
 
 /// A version that `flush` called durable.
 #[derive(Debug, Clone)]
@@ -179,11 +179,11 @@ impl Oracle {
     /// The files of the log at an entry.
     pub fn at(&mut self, objects: &Objects, seq: Seq) -> Result<Files, String> {
         let main = self.reader.main(objects, &self.id)?;
-        let mut files = Files::new();
+        let mut content = Content::default();
         for written in path_to(&main, seq)? {
-            apply(&mut files, &written.entry)?;
+            content.apply(&written.entry)?;
         }
-        Ok(files)
+        Ok(content.files)
     }
 
     /// The files of the log at an entry; none if the entry is not on the log's path.
@@ -282,11 +282,11 @@ impl Oracle {
         promised: &[u64],
     ) -> Result<Files, String> {
         let mut chain: Vec<&Version> = Vec::new();
-        let mut held = Files::new();
+        let mut content = Content::default();
         let mut author = None;
         for written in path {
             if written.entry.header.resets_log() {
-                held.clear();
+                content.clear();
                 chain.clear();
                 author = None;
                 continue;
@@ -297,7 +297,8 @@ impl Oracle {
             }
             if author != Some(written.author) {
                 author = Some(written.author);
-                match newest_match(&held, &chain) {
+                let held = &content.files;
+                match newest_match(held, &chain) {
                     Some(at) => chain.truncate(at + 1),
                     None if held.is_empty() => chain.clear(),
                     None => {
@@ -309,8 +310,9 @@ impl Oracle {
                 }
                 chain.extend(self.histories.get(&written.author).into_iter().flatten());
             }
-            apply(&mut held, &written.entry)?;
+            content.apply(&written.entry)?;
         }
+        let held = content.files;
         check_tool_references(what, &held)?;
         let at = newest_match(&held, &chain);
         if at.is_none() && !held.is_empty() {

@@ -16,7 +16,7 @@ use super::{IndexOptions, metadata};
 use crate::error::{Error, Result};
 use crate::index::{EntryRecord, RecordOutcome};
 use crate::model::checkpoint::MAX_CHECKPOINTS;
-use crate::model::{Checkpoint, Digest, EntryKind, FileMove, LogId, Part};
+use crate::model::{Checkpoint, Digest, EntryKind, FileMove, LogId, Part, UploadPart};
 
 /// Creates the session's row, or locks the existing one until the transaction ends, so that no
 /// other process records into this log. (SQLite does not support `SELECT … FOR UPDATE`; an update
@@ -149,7 +149,9 @@ pub(super) async fn record(
     for rename in &header.moves {
         has_deletions |= apply_move(transaction, record, rename).await?;
     }
-    for part in &header.parts {
+    // A file changes with the last part of its upload.
+    let is_visible = |part: &&Part| part.upload != Some(UploadPart::More);
+    for part in header.parts.iter().filter(is_visible) {
         match messages::apply_part(transaction, (record, options), part, &mut totals).await? {
             PartOutcome::Gap => return Ok(RecordOutcome::Gap { head: before.head }),
             PartOutcome::Applied(state) => {

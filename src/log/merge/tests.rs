@@ -155,6 +155,7 @@ fn history(actions: Vec<Action>) -> Vec<Entry> {
                 mode: 0o600 + (seq % 8) as u32,
                 mtime_ns: seq as i64,
                 seq: None,
+                upload: None,
             });
             bodies.push(bytes);
         }

@@ -108,6 +108,7 @@ impl Session {
                 mode: 0o600,
                 mtime_ns,
                 seq: None,
+                upload: None,
             });
             bodies.push(bytes);
         }

@@ -9,7 +9,7 @@ use sessiond::capture::flush::LogFlusher;
 use sessiond::capture::index_queue::IndexTask;
 use sessiond::capture::scan::scan;
 use sessiond::capture::watch::{EventBuffer, InotifyWatcher, NullWatcher, Watcher};
-use sessiond::capture::{self, Streamer, StreamerHandle};
+use sessiond::capture::{self, EntryLimits, Streamer, StreamerHandle};
 use sessiond::codec::entry::Entry;
 use sessiond::error::Result;
 use sessiond::index::sql::SqlIndex;
@@ -46,6 +46,7 @@ pub fn capture_context(directory: Arc<dyn Directory>, logs: Logs) -> capture::Ca
         counters: Arc::default(),
         flush_interval: Duration::from_millis(200),
         max_concurrent_flushes: 8,
+        limits: EntryLimits::default(),
     }
 }
 
