@@ -73,6 +73,11 @@ pub struct Settings {
     #[serde(flatten)]
     pub encryption: EncryptionConfig,
 
+    /// Signatures.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub signatures: SignatureConfig,
+
     /// Outgoing connections.
     #[command(flatten)]
     #[serde(flatten)]
@@ -249,6 +254,13 @@ pub struct IndexConfig {
     )]
     #[serde(rename = "index-text")]
     pub text: Option<bool>,
+
+    /// Ask the index whether a log was rolled back: auto, require or off [default: auto]
+    ///
+    /// With auto, a restore waits for the index up to 500 ms and continues without its answer. With
+    /// require, it fails without the answer.
+    #[arg(long, global = true, env = "SESSIOND_WITNESS", value_name = "MODE")]
+    pub witness: Option<String>,
 }
 
 /// Client-side encryption with age.
@@ -279,6 +291,35 @@ pub struct EncryptionConfig {
         value_delimiter = ','
     )]
     pub identity: Vec<PathBuf>,
+
+    /// Plaintext to accept: reject, before-encrypted or accept [default: reject with keys]
+    ///
+    /// With before-encrypted, a session that began as plaintext can be read; plaintext after an
+    /// encrypted entry is rejected. Without keys, that is the default.
+    #[arg(long, global = true, env = "SESSIOND_PLAINTEXT", value_name = "RULE")]
+    pub plaintext: Option<String>,
+}
+
+/// Signatures of stored objects.
+#[derive(Debug, Clone, Default, Args, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", default)]
+pub struct SignatureConfig {
+    /// Sign every object with the key in this file [default: none]
+    #[arg(long, global = true, env = "SESSIOND_SIGNING_KEY", value_name = "FILE")]
+    pub signing_key: Option<PathBuf>,
+
+    /// Accept only objects that this key signed (repeatable) [default: accept all]
+    ///
+    /// A public key, ed25519:…, or a file with one public key per line. Repeat the flag, or separate
+    /// values with commas, to trust several keys.
+    #[arg(
+        long,
+        global = true,
+        env = "SESSIOND_TRUST_KEY",
+        value_name = "KEY|FILE",
+        value_delimiter = ','
+    )]
+    pub trust_key: Vec<String>,
 }
 
 /// Outgoing TLS connections.

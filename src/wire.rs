@@ -15,10 +15,11 @@ use crate::agent::generic::Generic;
 use crate::agent::opencode::OpenCode;
 use crate::config::{self, Settings};
 use crate::error::{Error, ErrorContext, Result, redact_url};
-use crate::index::Catalog;
 use crate::index::sql::{IndexOptions, SqlIndex};
+use crate::index::{Catalog, Index};
 use crate::log::Logs;
 use crate::log::fence::{Fencing, FencingPolicy};
+use crate::log::witness::{Witness, WitnessMode};
 use crate::mirror::Mirror;
 use crate::model::{AgentName, Namespace, Patterns};
 use crate::store::Store;
@@ -29,6 +30,7 @@ use crate::store::file::FileStore;
 use crate::store::limited::ConcurrencyLimited;
 use crate::store::retrying::RetryingReads;
 use crate::store::s3::{S3Settings, S3Store, Sse};
+use crate::store::signature::{SignaturePolicy, SignatureSettings};
 use crate::sys::{Disk, Rng, SystemClock, SystemRng};
 
 /// Default number of concurrent flushes.
@@ -50,6 +52,8 @@ pub struct Parts {
     pub(crate) logs: Logs,
     /// The mirror of the agent's database, for an agent that stores its sessions in one.
     pub(crate) mirror: Option<Arc<Mirror>>,
+    /// The index as a witness of the logs.
+    pub(crate) witness: Witness,
     /// The recipients and identities.
     pub(crate) keyring: Keyring,
     /// The store without encryption: it returns objects as they are stored.
@@ -71,16 +75,17 @@ impl Parts {
         let rng: Arc<dyn Rng> = Arc::new(SystemRng);
         let unencrypted_store: Arc<dyn Store> =
             Arc::new(RetryingReads::new(Arc::new(store), rng.clone()));
-        let store = Arc::new(EncryptedStore::new(
-            unencrypted_store.clone(),
-            EncryptionPolicy::new(keyring.clone(), PlaintextReads::Accept),
-        ));
+        let policy = EncryptionPolicy::new(keyring.clone(), plaintext_reads(settings, &keyring)?);
+        let store = EncryptedStore::new(unencrypted_store.clone(), policy)
+            .with_signatures(load_signatures(settings)?);
+        let store = Arc::new(store);
         let options = IndexOptions {
             prices: settings.prices.clone().with_list(),
             index_text: settings.index.text.unwrap_or(false),
             omit_text: keyring.encrypts(),
         };
         let index = Arc::new(SqlIndex::open(&index_url)?.with_options(options));
+        let witness = witness(settings, &index_url, index.clone())?;
         let profile = profile(settings)?;
         let root = find_root(settings, &*profile, &environment)?;
         let namespace = namespace(settings)?;
@@ -102,6 +107,7 @@ impl Parts {
             profile,
             logs,
             mirror: None,
+            witness,
             keyring,
             unencrypted_store,
             root: None,
@@ -128,10 +134,11 @@ impl Parts {
         let mirror = mirror(&*self.profile, &root).map(Arc::new);
         let root = mirror.as_ref().map_or(root, |mirror| mirror.directory());
         let keyring = self.keyring.with_writer_key_in(Arc::new(Disk::new(&root)));
-        let store = Arc::new(EncryptedStore::new(
-            self.unencrypted_store.clone(),
-            EncryptionPolicy::new(keyring, PlaintextReads::Accept),
-        ));
+        let current = &self.logs.store;
+        let policy = EncryptionPolicy::new(keyring, current.policy().plaintext_reads);
+        let store = EncryptedStore::new(self.unencrypted_store.clone(), policy)
+            .with_signatures(current.signatures().clone());
+        let store = Arc::new(store);
         let logs = Logs {
             store: store.clone(),
             ..self.logs.clone()
@@ -374,13 +381,29 @@ pub fn default_locations(settings: &Settings) -> BTreeMap<&'static str, String> 
 /// Checks every setting that [`Parts::build`] uses. Connects to nothing and creates nothing.
 pub fn check(settings: &Settings) -> Result<()> {
     let environment = Environment::from_process();
-    check_index_text(settings, &load_keyring(settings)?)?;
+    let keyring = load_keyring(settings)?;
+    check_index_text(settings, &keyring)?;
+    plaintext_reads(settings, &keyring)?;
+    load_signatures(settings)?;
     store_target(settings, &environment)?;
     SqlIndex::open(&index_url(settings, &environment)?)?;
     find_root(settings, &*profile(settings)?, &environment)?;
     namespace(settings)?;
     fencing_policy(settings)?;
+    settings
+        .index
+        .witness
+        .as_deref()
+        .unwrap_or("auto")
+        .parse::<WitnessMode>()?;
     Ok(())
+}
+
+fn load_signatures(settings: &Settings) -> Result<SignaturePolicy> {
+    SignaturePolicy::load(&SignatureSettings {
+        signing_key: settings.signatures.signing_key.clone(),
+        trusted_keys: settings.signatures.trust_key.clone(),
+    })
 }
 
 fn load_keyring(settings: &Settings) -> Result<Keyring> {
@@ -388,6 +411,36 @@ fn load_keyring(settings: &Settings) -> Result<Keyring> {
         recipients: settings.encryption.encrypt_to.clone(),
         identity_files: settings.encryption.identity.clone(),
     })
+}
+
+/// The index as a witness. A file that does not exist yet knows nothing, and is not created.
+fn witness(settings: &Settings, url: &str, index: Arc<SqlIndex>) -> Result<Witness> {
+    let mode = settings
+        .index
+        .witness
+        .as_deref()
+        .unwrap_or("auto")
+        .parse()?;
+    let file = url.strip_prefix("sqlite://").map(Path::new);
+    let exists = file.is_none_or(Path::exists);
+    Ok(Witness::new(
+        exists.then_some(index as Arc<dyn Index>),
+        mode,
+    ))
+}
+
+/// Which plaintext is accepted.
+fn plaintext_reads(settings: &Settings, keyring: &Keyring) -> Result<PlaintextReads> {
+    let Some(rule) = settings.encryption.plaintext.as_deref() else {
+        return Ok(PlaintextReads::default_for(keyring));
+    };
+    match rule.parse()? {
+        PlaintextReads::Reject if !keyring.encrypts() => Err(Error::usage(
+            "invalid --plaintext value \"reject\": without a key, sessiond writes plaintext itself",
+        )
+        .hint("set --encrypt-to or --identity, or remove --plaintext")),
+        rule => Ok(rule),
+    }
 }
 
 fn check_index_text(settings: &Settings, keyring: &Keyring) -> Result<()> {

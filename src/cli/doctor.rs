@@ -95,6 +95,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
             directory::check(&parts, &mut report);
             check_store(&parts, &mut report).await;
             check_encryption(&parts, &mut report);
+            check_signatures(&parts, &mut report);
             check_clock(&parts, &mut report).await;
             check_index(&parts, &mut report).await;
             check_daemon(&parts, &mut report).await;
@@ -201,6 +202,27 @@ fn check_encryption(parts: &Parts, report: &mut DoctorReport) {
             format!("{on}; no identity can decrypt new objects"),
             Some("add the identity's public key to --encrypt-to, or the right file to --identity"),
         ),
+    }
+}
+
+/// Whether objects are signed, and whose signatures are accepted.
+fn check_signatures(parts: &Parts, report: &mut DoctorReport) {
+    const CHECK: &str = "signatures";
+    let (trusted, signs) = parts.logs.store.signatures().summary();
+    let keys = print::plural(trusted, "trusted key", "trusted keys");
+    match (trusted, signs) {
+        (0, false) => report.ok(CHECK, "off: objects are neither signed nor checked"),
+        (0, true) => report.add(
+            CHECK,
+            Grade::Warn,
+            "new objects are signed, but unsigned objects are accepted".to_owned(),
+            Some("set --trust-key to the public keys of all writers"),
+        ),
+        (_, false) => report.ok(
+            CHECK,
+            format!("{keys}; no signing key: this machine only reads"),
+        ),
+        (_, true) => report.ok(CHECK, format!("{keys}; new objects are signed")),
     }
 }
 

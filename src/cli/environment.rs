@@ -28,8 +28,14 @@ const NON_FLAG_VARIABLES: [&str; 4] = [
 /// The largest edit distance at which a name is suggested.
 const MAX_DISTANCE: usize = 3;
 
-/// Variables that are rejected if they are empty: ignoring them would store plaintext.
-const NEVER_EMPTY: [&str; 2] = ["SESSIOND_ENCRYPT_TO", "SESSIOND_IDENTITY"];
+/// Variables that are rejected if they are empty: ignoring them would store plaintext or unsigned
+/// objects, or trust everyone.
+const NEVER_EMPTY: [&str; 4] = [
+    "SESSIOND_ENCRYPT_TO",
+    "SESSIOND_IDENTITY",
+    "SESSIOND_SIGNING_KEY",
+    "SESSIOND_TRUST_KEY",
+];
 
 /// Makes every flag ignore its variable if the variable is empty.
 pub fn ignore_empty(command: Command) -> Command {

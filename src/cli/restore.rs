@@ -86,6 +86,13 @@ pub struct Args {
     )]
     pub repair: Option<bool>,
 
+    /// Continue after the last stored entry if the index knows a later one
+    ///
+    /// The log lost its newest entries, for example because objects were deleted. The rows of the
+    /// index are replaced, and "sessiond doctor" lists the rollback.
+    #[arg(long)]
+    pub accept_rollback: bool,
+
     /// What to do if the session cannot be restored.
     #[command(flatten)]
     pub fallback: fallback::Args,
@@ -162,6 +169,7 @@ async fn request(parts: &Parts, args: &Args) -> Result<RestoreRequest> {
         force: args.force,
         salvage: args.salvage,
         repair: args.repair.unwrap_or(false),
+        accept_rollback: args.accept_rollback,
         dry_run: args.dry_run,
         max_agent_version: args.fallback.max_version(&*parts.profile).await?,
         fallback: args.fallback.history(),

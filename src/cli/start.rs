@@ -131,6 +131,13 @@ pub struct RestoreArgs {
     )]
     pub repair: Option<bool>,
 
+    /// Continue after the last stored entry if the index knows a later one
+    ///
+    /// The log lost its newest entries, for example because objects were deleted. The rows of the
+    /// index are replaced, and "sessiond doctor" lists the rollback.
+    #[arg(long)]
+    pub accept_rollback: bool,
+
     /// Owner of restored files (user:group) [default: owner of the directory]
     ///
     /// Applies if sessiond runs as root.
@@ -193,6 +200,7 @@ impl RestoreArgs {
                     .transpose()?,
                 force: self.force,
                 repair: self.repair.unwrap_or(false),
+                accept_rollback: self.accept_rollback,
                 ..RestoreRequest::new(SessionSet::All)
             },
         })

@@ -154,6 +154,14 @@ fn print_remedy(report: &VerifyReport, session: &str) -> Result<()> {
         ))?;
     }
     let (last, head) = (report.undamaged_to, report.head);
+    if report.rollback.is_some() {
+        return detail(match head {
+            0 => "restore the objects from a backup, or from earlier object versions if the bucket has versioning".to_owned(),
+            head => format!(
+                "restore the objects from a backup, or run \"sessiond restore {session} --accept-rollback\" to continue after entry {head}"
+            ),
+        });
+    }
     if last == head && !report.contradicting.is_empty() {
         detail("until the object is deleted, a restore may read it")
     } else if last == head {

@@ -81,7 +81,12 @@ fn fill_settings(settings: &mut Settings, file: Settings) {
     fill!(settings.agent, file.agent, name, root, namespace);
     fill!(settings.store, file.store, url, fencing, request_timeout);
     fill!(settings.s3, file.s3, region, endpoint, path_style, sse);
-    fill!(settings.index, file.index, url, text);
+    fill!(settings.index, file.index, url, text, witness);
+    fill!(settings.encryption, file.encryption, plaintext);
+    fill!(settings.signatures, file.signatures, signing_key);
+    if settings.signatures.trust_key.is_empty() {
+        settings.signatures.trust_key = file.signatures.trust_key;
+    }
     fill!(settings.network, file.network, ca_file);
     fill!(settings.telemetry, file.telemetry, otlp_endpoint);
     fill!(settings.output, file.output, log, log_format, color, quiet);

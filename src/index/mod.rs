@@ -229,6 +229,9 @@ pub trait Index: Send + Sync + 'static {
     /// Returns the entries of the main log by `seq`, then those of each branch.
     async fn entries(&self, log: &LogId) -> Result<Vec<EntryRow>>;
 
+    /// Returns the newest entries of the main log, newest first.
+    async fn newest_entries(&self, log: &LogId, limit: u32) -> Result<Vec<EntryRow>>;
+
     /// Returns all indexed logs of an agent, including project logs.
     async fn logs(&self, namespace: &Namespace, agent: &AgentName) -> Result<Vec<LogId>>;
 

@@ -274,6 +274,23 @@ impl Index for SqlIndex {
         .await
     }
 
+    async fn newest_entries(&self, log: &LogId, limit: u32) -> Result<Vec<EntryRow>> {
+        const SQL: &str = "SELECT branch, seq, kind, writer, at, raw_bytes, stored_bytes, digest FROM entries \
+             WHERE namespace = $1 AND agent = $2 AND session = $3 AND branch = '' ORDER BY seq DESC LIMIT $4";
+        self.call(async {
+            let (namespace, agent, id) = log_columns(log);
+            let rows = sqlx::query(SQL)
+                .bind(namespace)
+                .bind(agent)
+                .bind(id)
+                .bind(i64::from(limit))
+                .fetch_all(&self.pool().await?)
+                .await?;
+            rows.iter().map(rows::read_entry).collect()
+        })
+        .await
+    }
+
     async fn logs(&self, namespace: &Namespace, agent: &AgentName) -> Result<Vec<LogId>> {
         const SQL: &str = "SELECT id FROM sessions WHERE namespace = $1 AND agent = $2 ORDER BY id";
         self.call(async {

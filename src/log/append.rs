@@ -9,8 +9,8 @@ use crate::codec::entry::{EncodedEntry, Entry};
 use crate::error::{Error, ErrorContext, ErrorKind, Result};
 use crate::index::{FenceRow, FenceTable};
 use crate::model::{LogId, Seq, keys};
+use crate::store::CreateOutcome;
 use crate::store::encrypted::policy::WriteEncryption;
-use crate::store::{CreateOutcome, Store};
 use crate::sys::mutation::{Mutation, is_active};
 
 /// The result of an append.
@@ -115,7 +115,7 @@ impl Logs {
                 }
             }
             Fence::Database(fences) => self.append_reserved(&*fences, append).await,
-            Fence::Off => match self.store.get(&key).await? {
+            Fence::Off => match self.store.protection_of(&key).await? {
                 Some(_) => {
                     self.read_conflict(append.id, append.seq(), append.entry)
                         .await
@@ -203,7 +203,11 @@ impl Logs {
         else {
             return Ok(false);
         };
-        Ok(self.store.get(&keys::entry(id, ahead.seq)).await?.is_none())
+        let existing = self
+            .store
+            .protection_of(&keys::entry(id, ahead.seq))
+            .await?;
+        Ok(existing.is_none())
     }
 
     /// Whether the store itself prevents a second write to a key.
@@ -224,7 +228,7 @@ impl Logs {
             }
             // A copy of this volume may write to the same branch, and a store that ignores
             // conditions would let it overwrite the entry.
-            _ if self.store.get(&key).await?.is_some() => CreateOutcome::AlreadyExists,
+            _ if self.store.protection_of(&key).await?.is_some() => CreateOutcome::AlreadyExists,
             _ => {
                 self.store.put_with(&key, body, append.encryption).await?;
                 CreateOutcome::Created

@@ -10,6 +10,7 @@ use super::chain::EntryChain;
 use super::fetch::SegmentFetcher;
 use super::fork::SessionRenamer;
 use super::options::{NewSink, ReadOptions};
+use super::protection_order::ProtectionOrder;
 use super::recovery::{Exclusions, Stop};
 use super::segments::{Segment, select_segments};
 use super::sink::EntrySink;
@@ -40,6 +41,8 @@ pub(super) struct ReadAttempt<'a, S> {
     pub(super) compacted: Vec<Segment>,
     /// The last entry of the branch that is read; none if the log itself is read.
     pub(super) branch_head: Option<Seq>,
+    /// The last entries that were applied, and their digests.
+    pub(super) links: Vec<(Seq, Digest)>,
 }
 
 /// The session that a fork starts from.
@@ -49,6 +52,9 @@ pub(super) enum Origin<S> {
     /// It was read before, up to the point of the fork; none if the log is not a fork.
     Read(Option<(ForkOrigin, S)>),
 }
+
+/// Maximum number of `links`: half of them are dropped when there are more.
+const MAX_LINKS: usize = 2048;
 
 /// Whether an entry was applied.
 enum Applied {
@@ -78,6 +84,7 @@ impl<'a, S: EntrySink + Send> ReadAttempt<'a, S> {
             objects: 0,
             compacted: Vec::new(),
             branch_head: None,
+            links: Vec::new(),
         }
     }
 
@@ -102,13 +109,14 @@ impl<'a, S: EntrySink + Send> ReadAttempt<'a, S> {
             self.branch_head = segments.last().map(|segment| segment.last_seq);
             last = last.min(self.logs.branch_base(self.id, writer, segments).await?);
         }
+        let mut order = ProtectionOrder::after(self.logs, self.id, listed, self.seq).await?;
         let mut chain = EntryChain::new(self.id.to_string(), self.seq, None);
         let mut excluded = exclusions.excluded_segments(listed);
         loop {
             let granularity = self.options.granularity;
             let selected = select_segments(listed, self.seq, last, granularity, &excluded);
             let Some(segment) = self
-                .apply_segments(&selected, None, &mut chain, exclusions)
+                .apply_segments(&selected, None, (&mut chain, &mut order), exclusions)
                 .await?
             else {
                 break;
@@ -130,7 +138,8 @@ impl<'a, S: EntrySink + Send> ReadAttempt<'a, S> {
             }
             let name = format!("branch {writer} of {}", self.id);
             let mut chain = EntryChain::new(name, self.seq, self.digest);
-            self.apply_segments(&segments, Some(&writer), &mut chain, exclusions)
+            let links = (&mut chain, &mut order);
+            self.apply_segments(&segments, Some(&writer), links, exclusions)
                 .await?;
         }
         Ok(())
@@ -142,7 +151,7 @@ impl<'a, S: EntrySink + Send> ReadAttempt<'a, S> {
         &mut self,
         selected: &[Segment],
         branch: Option<&WriterId>,
-        chain: &mut EntryChain,
+        (chain, order): (&mut EntryChain, &mut ProtectionOrder<'_>),
         exclusions: &Exclusions,
     ) -> Result<Option<Segment>, Stop> {
         let by_seq: BTreeMap<Seq, Segment> = selected
@@ -159,7 +168,10 @@ impl<'a, S: EntrySink + Send> ReadAttempt<'a, S> {
                 .filter(|_| !segment.is_compacted() && branch.is_none());
             let read = match (excluded_entry, decoded) {
                 (Some(error), _) => Err(Error::corrupt(error)),
-                (None, Ok(Some(entry))) => Ok(entry),
+                (None, Ok(Some((entry, is_encrypted)))) => order
+                    .push(&segment, branch, is_encrypted)
+                    .await
+                    .map(|()| entry),
                 (None, Ok(None)) => {
                     return Err(Stop::deleted(deleted_segment_error(self.id, &segment)));
                 }
@@ -227,6 +239,10 @@ impl<'a, S: EntrySink + Send> ReadAttempt<'a, S> {
         self.compacted
             .extend(segment.filter(|segment| segment.is_compacted()));
         (self.seq, self.digest) = (header.seq, Some(entry.digest));
+        if self.links.len() == MAX_LINKS {
+            self.links.drain(..MAX_LINKS / 2);
+        }
+        self.links.push((header.seq, entry.digest));
         Ok(Applied::Yes)
     }
 

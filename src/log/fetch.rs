@@ -13,7 +13,6 @@ use super::{Logs, decode, decode_up_to};
 use crate::codec::entry::{Entry, TARGET_RAW_BYTES};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::{LogId, WriterId};
-use crate::store::Store;
 use crate::sys::blocking;
 
 /// Maximum number of objects in flight: enough for all segments of a compacted log.
@@ -37,16 +36,18 @@ const MAX_DECODED_AHEAD_RAW_BYTES: u64 = TARGET_RAW_BYTES + (1 << 20);
 /// as long as the change of threads.
 const MAX_INLINE_BYTES: u64 = 4 << 10;
 
-/// A key and the object stored there; none if it does not exist.
-type Fetched = Result<Option<(String, Bytes)>>;
+/// A key, the object stored there, and whether it is encrypted; none if it does not exist.
+type Fetched = Result<Option<(String, Bytes, bool)>>;
 
-/// A decoded segment; none if it does not exist.
-pub(super) type Decoded = Result<Option<Entry>>;
+/// A decoded segment, and whether it is encrypted; none if it does not exist.
+pub(super) type Decoded = Result<Option<(Entry, bool)>>;
 
-/// A segment that was decoded ahead, or that is decoded when it is consumed.
+/// A segment that was decoded ahead, or that is decoded when it is consumed, and whether it is
+/// encrypted.
 enum Ahead {
-    Decoded(Option<Box<Entry>>),
-    Stored(String, Bytes),
+    Missing,
+    Decoded(Box<Entry>, bool),
+    Stored(String, Bytes, bool),
 }
 
 /// Reads segments of a log, or of a branch, ahead of their consumer.
@@ -90,9 +91,11 @@ impl<'a> SegmentFetcher<'a> {
         let ahead = decoded.await.map_err(task_failed).and_then(|ahead| ahead);
         self.logs.progress.add_done(segment.size);
         let decoded = match ahead {
-            Ok(Ahead::Decoded(entry)) => Ok(entry.map(|entry| *entry)),
-            Ok(Ahead::Stored(key, stored)) => {
-                blocking(|| decode(&self.id, &segment, &key, &stored)).map(Some)
+            Ok(Ahead::Missing) => Ok(None),
+            Ok(Ahead::Decoded(entry, is_encrypted)) => Ok(Some((*entry, is_encrypted))),
+            Ok(Ahead::Stored(key, stored, is_encrypted)) => {
+                blocking(|| decode(&self.id, &segment, &key, &stored))
+                    .map(|entry| Some((entry, is_encrypted)))
             }
             Err(error) => Err(error),
         };
@@ -107,7 +110,10 @@ impl<'a> SegmentFetcher<'a> {
         }) {
             let store = self.logs.store.clone();
             let key = segment.key_in(&self.id, self.branch.as_ref());
-            let fetch = async move { Ok(store.get(&key).await?.map(|stored| (key, stored))) };
+            let fetch = async move {
+                let read = store.get_with_encryption(&key).await?;
+                Ok(read.map(|(stored, is_encrypted)| (key, stored, is_encrypted)))
+            };
             self.fetching.push(segment, tokio::spawn(fetch));
         }
     }
@@ -120,8 +126,8 @@ impl<'a> SegmentFetcher<'a> {
         }) {
             let id = self.id.clone();
             let decode = async move {
-                let Some((key, stored)) = fetch.await.map_err(task_failed)?? else {
-                    return Ok(Ahead::Decoded(None));
+                let Some((key, stored, is_encrypted)) = fetch.await.map_err(task_failed)?? else {
+                    return Ok(Ahead::Missing);
                 };
                 let max = MAX_DECODED_AHEAD_RAW_BYTES;
                 let decode = || decode_up_to(&id, &segment, &key, &stored, max);
@@ -130,8 +136,8 @@ impl<'a> SegmentFetcher<'a> {
                     false => decode(),
                 };
                 Ok(match decoded? {
-                    None => Ahead::Stored(key, stored),
-                    Some(entry) => Ahead::Decoded(Some(Box::new(entry))),
+                    None => Ahead::Stored(key, stored, is_encrypted),
+                    Some(entry) => Ahead::Decoded(Box::new(entry), is_encrypted),
                 })
             };
             // A task per segment, so that decoding uses every core.

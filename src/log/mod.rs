@@ -22,6 +22,7 @@ mod options;
 pub mod pins;
 pub mod probe;
 mod protection;
+pub mod protection_order;
 pub mod race;
 pub mod read;
 mod recent;
@@ -34,6 +35,7 @@ pub mod sink;
 pub mod state;
 pub mod turns;
 pub mod uploads;
+pub mod witness;
 pub mod writer;
 
 use std::sync::Arc;

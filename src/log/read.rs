@@ -12,6 +12,7 @@ use super::options::NewSink;
 use super::recovery::{Attempt, NextStep, RecoveryPlan, Stop};
 use super::segments::{self, Granularity, Segment, SegmentKind};
 use super::state::LogState;
+use super::witness::ReadLinks;
 use crate::error::{Error, Result};
 use crate::model::{Digest, LogId, LogPoint, Seq};
 use crate::sys::TRACE_TARGET;
@@ -27,6 +28,8 @@ pub struct ReadOutcome<S> {
     pub seq: Seq,
     /// Its digest.
     pub digest: Option<Digest>,
+    /// The last entries that were applied, in order, and their digests.
+    pub links: Vec<(Seq, Digest)>,
     /// The highest `seq` of the log or branch, read or not; 0 if the log does not exist.
     pub head: Seq,
     /// Number of objects read.
@@ -40,6 +43,14 @@ pub struct ReadOutcome<S> {
 }
 
 impl<S> ReadOutcome<S> {
+    /// What the index can confirm or contradict.
+    pub fn read_links(&self) -> ReadLinks<'_> {
+        ReadLinks {
+            head: self.head.max(self.seq),
+            links: &self.links,
+        }
+    }
+
     /// Returns the sink; an error if damage ended the read.
     pub fn require_undamaged(self, id: &LogId) -> Result<S> {
         let hint = || {
@@ -117,7 +128,8 @@ impl<'a> LogReader<'a> {
         id: &'a LogId,
         options: ReadOptions<'a>,
     ) -> Result<LogReader<'a>> {
-        let is_complete = !options.is_newest_only();
+        // Where the order of plaintext and encryption matters, a reader must know what a merge covers.
+        let is_complete = !options.is_newest_only() || logs.store.policy().depends_on_order();
         let listed = logs.list_for_read(id, is_complete).await?;
         let has_first_entry = listed.iter().any(|segment| {
             segment.kind == SegmentKind::Entry
@@ -187,6 +199,7 @@ impl<'a> LogReader<'a> {
             sink: attempt.sink,
             seq: attempt.seq,
             digest: attempt.digest,
+            links: attempt.links,
             head: attempt
                 .branch_head
                 .unwrap_or_else(|| segments::head(&self.listed)),

@@ -190,6 +190,20 @@ pub fn holds_content(key: &str) -> bool {
     }
 }
 
+/// Whether the object is signed, where signatures are configured: everything that belongs to a log,
+/// and request references. The objects of the probe and of garbage collection are not.
+pub fn is_signed(key: &str) -> bool {
+    let mut names = key.splitn(6, '/');
+    if names.next() != Some(LAYOUT) {
+        return false;
+    }
+    match (names.nth(2), names.next(), names.next()) {
+        (Some(".requests"), Some(_), Some(_)) => true,
+        (Some(_), Some("log" | "merge" | "snap" | "branch" | "meta" | "pins"), Some(_)) => true,
+        _ => false,
+    }
+}
+
 /// The name of the last directory of a directory key (`…/name/`).
 pub fn dir_name(directory: &str) -> Result<&str> {
     directory

@@ -14,7 +14,9 @@ use super::history_file::{HistoryFallback, HistoryFile};
 use super::index;
 use crate::error::{Error, ErrorKind, Result};
 use crate::history::{ConversationRead, ConversationReader, Extent, HistoryText};
+use crate::index::Failure;
 use crate::log::errors;
+use crate::log::witness::{LogRollback, ReadLinks};
 use crate::mirror::UpdateMode;
 use crate::model::{LogId, LogName, PointSpec, ResolvedPoint, Version};
 use crate::restore::inline::{self, InlineSession};
@@ -77,6 +79,8 @@ pub struct RestoreRequest {
     pub salvage: bool,
     /// Write transcripts without damaged lines.
     pub repair: bool,
+    /// Continue after the last stored entry if the index knows a later one.
+    pub accept_rollback: bool,
     /// Only plan; change nothing.
     pub dry_run: bool,
     /// Do not restore sessions that a newer version of the agent wrote.
@@ -97,6 +101,7 @@ impl RestoreRequest {
             force: false,
             salvage: false,
             repair: false,
+            accept_rollback: false,
             dry_run: false,
             max_agent_version: None,
             fallback: None,
@@ -292,19 +297,87 @@ impl RestoreService {
                 Ok(Outcome::History(history)) => summary.histories.push(*history),
                 Err(error) if is_all => summary.failures.push(error),
                 Err(error) if self.is_missing(request, &error).await? => {
+                    // Otherwise, the restore itself has asked the index.
+                    if request.accept_rollback {
+                        self.check_never_stored(request).await?;
+                    }
                     return self.missing(request);
                 }
                 Err(error) => return Err(error),
             }
+        }
+        if !request.dry_run {
+            self.forget_rolled_back(&claims).await?;
         }
         if self.index == IndexUpdate::Immediate && !request.dry_run {
             index::record_claims(&self.parts, &claims).await;
         }
         summary.restored = claims.into_iter().map(|log| log.report).collect();
         if ids.is_empty() {
+            self.check_never_stored(request).await?;
             return self.missing(request);
         }
         Ok(summary)
+    }
+
+    /// Corrects the index after the user accepted the rollback of logs.
+    async fn forget_rolled_back(&self, restored: &[Restored]) -> Result<()> {
+        for report in restored.iter().map(|log| &log.report) {
+            if let Some(rollback) = &report.accepted_rollback {
+                let id = self.parts.logs.id(report.session.parse()?);
+                self.forget_rows(&id, rollback).await;
+            }
+        }
+        Ok(())
+    }
+
+    /// Deletes the rows of a log that contradict the store. The next update of the index records the
+    /// log again. The failure list keeps a trace.
+    async fn forget_rows(&self, id: &LogId, rollback: &LogRollback) {
+        let failure = Failure {
+            namespace: id.namespace.clone(),
+            agent: id.agent.clone(),
+            session: Some(id.name.to_string()),
+            at: self.parts.logs.clock.now(),
+            attempt: 1,
+            message: format!("accepted a rollback: {rollback}"),
+        };
+        let forget = async {
+            self.parts.index.delete_log(id).await?;
+            self.parts.index.record_failure(&failure).await
+        };
+        if let Err(error) = forget.await {
+            tracing::warn!(%error, session = %id.name, "the index still knows the entries before the rollback; run \"sessiond reindex\"");
+        }
+    }
+
+    /// Checks that a session which the store does not have is unknown to the index, too; otherwise
+    /// its log was rolled back.
+    async fn check_never_stored(&self, request: &RestoreRequest) -> Result<()> {
+        let id = match &request.sessions {
+            SessionSet::Selected(SessionSelector::Id(text)) => {
+                text.trim().parse().map(|name| self.parts.logs.id(name))
+            }
+            SessionSet::Exact(id) => Ok(id.clone()),
+            SessionSet::All | SessionSet::Selected(_) => return Ok(()),
+        };
+        let Ok(id) = id else {
+            return Ok(());
+        };
+        let witness = self
+            .parts
+            .witness
+            .accepting_rollback(request.accept_rollback);
+        let log = ReadLinks {
+            head: 0,
+            links: &[],
+        };
+        if let Some(rollback) = witness.ask(&id).check(&self.parts.logs, &id, &log).await?
+            && !request.dry_run
+        {
+            self.forget_rows(&id, &rollback).await;
+        }
+        Ok(())
     }
 
     /// The logs to restore; sessions come before projects, because each restores its own.
@@ -501,6 +574,10 @@ impl RestoreService {
             dry_run: request.dry_run,
             claim: true,
             owner: self.owner,
+            witness: self
+                .parts
+                .witness
+                .accepting_rollback(request.accept_rollback),
         }
     }
 }

@@ -18,6 +18,7 @@ use crate::error::{Error, ErrorContext, ErrorKind, Result};
 use crate::log::assemble::FileAssembler;
 use crate::log::ledger::{FileCursor, Ledger};
 use crate::log::read::{ReadOptions, ReadOutcome};
+use crate::log::witness::{ReadLinks, Witness, WitnessQuery};
 use crate::log::writer::WriteTarget;
 use crate::log::{errors, race, segments};
 use crate::model::{
@@ -87,7 +88,18 @@ pub(super) async fn prepare(
     id: &LogId,
     options: &Options,
 ) -> Result<Prepared> {
-    if let Some(prepared) = prepare_up_to_date(context, id, options).await? {
+    let witness = match options.claim && options.point.branch.is_none() {
+        true => options.witness.ask(id),
+        false => Witness::default().ask(id),
+    };
+    if let Some(mut prepared) = prepare_up_to_date(context, id, options).await? {
+        let end = prepared.takeover.as_ref().map(|takeover| takeover.end);
+        let link = end.and_then(|end| Some((end.seq, end.digest?)));
+        let log = ReadLinks {
+            head: prepared.restored.report.head,
+            links: link.as_slice(),
+        };
+        prepared.restored.report.accepted_rollback = witness.check(&context.logs, id, &log).await?;
         return Ok(prepared);
     }
     if options.claim {
@@ -110,7 +122,8 @@ pub(super) async fn prepare(
                 .await;
         }
     };
-    let (prepared, ()) = join(read_and_write(context, id, options, &stage), choose_fence).await;
+    let read_and_write = read_and_write(context, id, options, &stage, witness);
+    let (prepared, ()) = join(read_and_write, choose_fence).await;
     if let Err(cause) = context.directory.remove(&stage) {
         tracing::warn!(%cause, %stage, "cannot remove the staging directory");
     }
@@ -122,6 +135,7 @@ async fn read_and_write(
     id: &LogId,
     options: &Options,
     stage: &RelPath,
+    witness: WitnessQuery,
 ) -> Result<Prepared> {
     if let Some(writer) = &options.point.branch {
         context.logs.check_branch(id, writer).await?;
@@ -132,6 +146,8 @@ async fn read_and_write(
         FileAssembler::new(&*context.directory, stage.clone(), attempt)
     };
     let mut read = read_point(context, id, options, &mut assembler).await?;
+    // Before anything is written: a log without its newest entries may even look missing.
+    let accepted_rollback = witness.check(&context.logs, id, &read.read_links()).await?;
     errors::check_point(id, options.point.at, &read)?;
     if let Some(by) = read.sink.state.removed {
         return Err(errors::removed(id, by));
@@ -141,7 +157,9 @@ async fn read_and_write(
     }
     ownership::check_files(context, id, &mut read.sink, options.purpose)?;
     let end = read_end(context, id, options, &read, assembler).await?;
-    write(context, id, options, read, end).await
+    let mut prepared = write(context, id, options, read, end).await?;
+    prepared.restored.report.accepted_rollback = accepted_rollback;
+    Ok(prepared)
 }
 
 /// Reads the log up to the point; with `salvage`, up to the last undamaged entry. An undamaged part

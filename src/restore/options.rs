@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::agent::Profile;
 use crate::log::Logs;
+use crate::log::witness::Witness;
 use crate::model::ResolvedPoint;
 use crate::sys::{Directory, Owner};
 
@@ -75,6 +76,8 @@ pub struct Options {
     pub claim: bool,
     /// The owner of the files.
     pub owner: Option<Owner>,
+    /// The index that is asked whether the log was rolled back.
+    pub witness: Witness,
 }
 
 impl Options {

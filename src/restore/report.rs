@@ -8,6 +8,7 @@ use super::options::Options;
 use super::plan::{FileAction, FilePlan};
 use super::repair::RepairedFile;
 use crate::codec::entry::EncodedEntry;
+use crate::log::witness::LogRollback;
 use crate::model::{LogId, RelPath, ToolCall};
 
 /// A restored log.
@@ -46,6 +47,9 @@ pub struct RestoreReport {
     pub rewound_calls: Vec<ToolCall>,
     /// The transcripts that were repaired.
     pub repaired: Vec<RepairedFile>,
+    /// The rollback of the log that the user accepted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub accepted_rollback: Option<LogRollback>,
     /// Whether nothing was changed because of `--dry-run`.
     pub dry_run: bool,
 }
@@ -70,6 +74,7 @@ impl RestoreReport {
             rewound_bytes: BTreeMap::new(),
             rewound_calls: Vec::new(),
             repaired: Vec::new(),
+            accepted_rollback: None,
             dry_run: options.dry_run,
         }
     }

@@ -58,6 +58,7 @@ async fn restore_projects(
         dry_run: options.dry_run,
         claim: options.claim,
         owner: options.owner,
+        witness: options.witness.clone(),
         ..Options::default()
     };
     let mut restored = Vec::new();

@@ -1,7 +1,8 @@
 //! A store that encrypts the content of logs with age. Keys, sizes and times stay visible.
 //!
 //! Owns the encrypted format, and the errors for objects that cannot be decrypted. Does not own the
-//! decisions (`policy`) or the keys (`keyring`). Digests are computed from the plaintext, and
+//! decisions (`policy`), the keys (`keyring`) or signatures (`signature`), which it adds before it
+//! encrypts. Digests are computed from the plaintext, and
 //! encrypted and plaintext entries have the same keys. So a session can start as plaintext and
 //! continue encrypted.
 
@@ -17,7 +18,8 @@ use age::{DecryptError, Decryptor, Encryptor};
 use async_trait::async_trait;
 use bytes::Bytes;
 
-use self::policy::{EncryptionMode, EncryptionPolicy, PlaintextReads, Protection, WriteEncryption};
+use self::policy::{EncryptionMode, EncryptionPolicy, Protection, WriteEncryption};
+use super::signature::SignaturePolicy;
 use super::{CreateOutcome, ListPage, Store};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::keys;
@@ -36,12 +38,23 @@ const OVERHEAD: usize = 512;
 pub struct EncryptedStore {
     inner: Arc<dyn Store>,
     policy: EncryptionPolicy,
+    signatures: SignaturePolicy,
 }
 
 impl EncryptedStore {
     /// A store that applies `policy` to the objects of `inner`.
     pub fn new(inner: Arc<dyn Store>, policy: EncryptionPolicy) -> Self {
-        EncryptedStore { inner, policy }
+        EncryptedStore {
+            inner,
+            policy,
+            signatures: SignaturePolicy::default(),
+        }
+    }
+
+    /// The same store; it signs and checks the plaintext of its objects.
+    #[must_use]
+    pub fn with_signatures(self, signatures: SignaturePolicy) -> Self {
+        EncryptedStore { signatures, ..self }
     }
 
     /// A store without keys: it writes plaintext and rejects encrypted objects.
@@ -53,6 +66,11 @@ impl EncryptedStore {
     /// The policy.
     pub fn policy(&self) -> &EncryptionPolicy {
         &self.policy
+    }
+
+    /// How objects are signed.
+    pub fn signatures(&self) -> &SignaturePolicy {
+        &self.signatures
     }
 
     /// Writes `key` if it does not exist. The caller decides about the encryption.
@@ -75,6 +93,15 @@ impl EncryptedStore {
     ) -> Result<()> {
         let stored = self.encrypt(key, body, encryption)?;
         self.inner.put(key, stored).await
+    }
+
+    /// Reads `key`, and whether it is encrypted; none if it does not exist.
+    pub async fn get_with_encryption(&self, key: &str) -> Result<Option<(Bytes, bool)>> {
+        let Some(stored) = self.inner.get(key).await? else {
+            return Ok(None);
+        };
+        let is_encrypted = stored.starts_with(MAGIC);
+        Ok(Some((self.decrypt(key, stored)?, is_encrypted)))
     }
 
     /// Reads `key` and how it is protected; none if it does not exist.
@@ -122,6 +149,7 @@ impl EncryptedStore {
     }
 
     fn encrypt(&self, key: &str, body: Bytes, encryption: WriteEncryption) -> Result<Bytes> {
+        let body = self.signatures.sign(key, body)?;
         if encryption == WriteEncryption::Plaintext || !keys::holds_content(key) {
             return Ok(body);
         }
@@ -130,22 +158,19 @@ impl EncryptedStore {
     }
 
     fn decrypt(&self, key: &str, stored: Bytes) -> Result<Bytes> {
-        if !keys::holds_content(key) {
-            return Ok(stored);
-        }
-        if stored.starts_with(MAGIC) {
-            return decrypt(&stored, &self.policy.keyring.identities())
+        let plaintext = if !keys::holds_content(key) {
+            stored
+        } else if stored.starts_with(MAGIC) {
+            decrypt(&stored, &self.policy.keyring.identities())
                 .map(Bytes::from)
-                .map_err(|error| error.context(format_args!("decrypt {key}")));
-        }
-        match self.policy.plaintext_reads {
-            PlaintextReads::Accept => Ok(stored),
-            PlaintextReads::Reject => Err(Error::new(
-                ErrorKind::Encrypted,
-                "it is not encrypted, and plaintext is not accepted",
-            )
-            .context(format_args!("read {key}"))),
-        }
+                .map_err(|error| error.context(format_args!("decrypt {key}")))?
+        } else {
+            self.policy
+                .check_plaintext(false)
+                .map_err(|error| error.context(format_args!("read {key}")))?;
+            stored
+        };
+        self.signatures.verify(key, plaintext)
     }
 }
 
@@ -255,6 +280,7 @@ impl Store for EncryptedStore {
 #[cfg(test)]
 mod tests {
     use super::keyring::Keyring;
+    use super::policy::PlaintextReads;
     use super::*;
     use crate::store::file::FileStore;
 
@@ -330,7 +356,7 @@ mod tests {
         let plaintext = WriteEncryption::Plaintext;
         store.put_with(KEY, body.clone(), plaintext).await.unwrap();
         let error = store.get(KEY).await.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Encrypted, "{error}");
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
         let metadata = "v1/team/claude-code/3f2a/meta/000000000001.json";
         store
             .put_with(metadata, body.clone(), plaintext)

@@ -6,9 +6,11 @@
 
 pub mod encrypted;
 pub mod file;
+mod key_option;
 pub mod limited;
 pub mod retrying;
 pub mod s3;
+pub mod signature;
 
 use async_trait::async_trait;
 use bytes::Bytes;

@@ -67,6 +67,12 @@ mutations! {
     WritePlaintext,
     /// A reader shows a side file before the last part of its upload.
     ShowIncompleteUpload,
+    /// A reader accepts plaintext behind encrypted entries.
+    AcceptPlaintext,
+    /// A restore ignores that the index knows a later entry than the store.
+    IgnoreWitness,
+    /// A reader with trusted keys accepts objects without a valid signature.
+    SkipSignatureCheck,
     /// The mirror does not write deleted rows to its files.
     ForgetDeletedRows,
 }

@@ -11,6 +11,7 @@ use crate::codec::entry::Entry;
 use crate::error::{Error, ErrorContext, ErrorKind, Result};
 use crate::log::chain::EntryChain;
 use crate::log::merge::Merger;
+use crate::log::protection_order::ProtectionOrder;
 use crate::log::read::EntrySink;
 use crate::log::schedule;
 use crate::log::segments::{Granularity, Segment, select_segments};
@@ -203,6 +204,7 @@ async fn merge_segments(
         to: 0,
         written: CompactionOutcome::default(),
     };
+    let mut order = ProtectionOrder::after(logs, id, segments, from.saturating_sub(1)).await?;
     let mut chain = EntryChain::starting_anywhere(id.to_string());
     let mut reads = stream::iter(selected)
         .map(|segment| async move { (segment, logs.fetch_for_compaction(id, &segment).await) })
@@ -216,11 +218,17 @@ async fn merge_segments(
         };
         let read = read.and_then(|read| read.ok_or_else(deleted));
         // Decoded one by one, because few stored bytes can have many raw bytes.
-        let read = read.and_then(|(stored, protection)| {
-            let entry = blocking(|| decode_segment(id, &segment, &stored))?;
-            builder.protections.insert(segment.last_seq, protection);
-            Ok(entry)
-        });
+        let read = match read {
+            Ok((stored, protection)) => {
+                let is_encrypted = protection.is_encrypted();
+                builder.protections.insert(segment.last_seq, protection);
+                order
+                    .push(&segment, None, is_encrypted)
+                    .await
+                    .and_then(|()| blocking(|| decode_segment(id, &segment, &stored)))
+            }
+            Err(error) => Err(error),
+        };
         // Entries after the range are read too, until all entries of the range are confirmed.
         match chain.push(segment.last_seq, read)? {
             Some(entry) if entry.header.seq > to => return builder.finish().await,
@@ -252,18 +260,27 @@ struct SegmentBuilder<'a> {
 
 impl SegmentBuilder<'_> {
     async fn push(&mut self, entry: &Entry) -> Result<()> {
+        let protection = self.protections.remove(&entry.header.seq);
         let is_full = self.merger.size() + entry.header.body_len() > MAX_MERGED_RAW_BYTES
             || !self.merger.has_room_for(&entry.header);
-        if self.merged > 0 && is_full {
+        if self.merged > 0 && (is_full || self.becomes_encrypted(protection)) {
             self.write().await?;
         }
         self.merger.apply_entry(entry)?;
-        if let Some(protection) = self.protections.remove(&entry.header.seq) {
+        if let Some(protection) = protection {
             self.replaced.add(protection);
         }
         self.merged += 1;
         self.to = entry.header.seq;
         Ok(())
+    }
+
+    /// Whether the session became encrypted with the next segment, so that a merge must not include
+    /// both sides.
+    fn becomes_encrypted(&self, next: Option<Protection>) -> bool {
+        self.replaced.has_plaintext
+            && next.is_some_and(Protection::is_encrypted)
+            && !self.logs.store.policy().merges_plaintext_with_encrypted()
     }
 
     async fn finish(mut self) -> Result<CompactionOutcome> {

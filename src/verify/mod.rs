@@ -9,11 +9,13 @@ use serde::Serialize;
 
 use crate::codec::entry::Entry;
 use crate::error::{Error, ErrorContext, ErrorKind, Result};
+use crate::index::EntryRow;
 use crate::log::Logs;
 use crate::log::assemble::FileAssembler;
 use crate::log::fork::SessionRenamer;
 use crate::log::read::{EntrySink, ReadOptions, ReadOutcome};
 use crate::log::segments::{Granularity, Segment, SegmentKind, head, select_segments};
+use crate::log::witness::{self, LogRollback, ReadLinks};
 use crate::model::{Digest, FileState, ForkOrigin, LogId, RelPath, Seq, UploadPart, WriterId};
 use crate::sys::Directory;
 
@@ -49,35 +51,20 @@ pub struct VerifyReport {
     /// The keys of undamaged merges and snapshots that contradict their entries, all of which exist.
     /// A restore may read them.
     pub contradicting: Vec<String>,
+    /// How the index contradicts the log: it knows entries that the store lost.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rollback: Option<LogRollback>,
     /// Damage that no longer matters: the session was rolled back to a point before it.
     pub irrelevant_damage: Vec<String>,
 }
 
-/// Verifies several logs in order, and passes each report to `on_report`. Stops at the first log
-/// that cannot be checked.
-pub async fn verify_all(
-    logs: &Logs,
-    ids: &[LogId],
-    scratch: &dyn Directory,
-    deep: bool,
-    mut on_report: impl FnMut(&VerifyReport) -> Result<()>,
-) -> Result<Vec<VerifyReport>> {
-    let mut reports = Vec::new();
-    logs.progress.set_total_logs(ids.len());
-    for id in ids {
-        logs.progress.start_log();
-        let report = verify(logs, id, scratch, deep).await?;
-        on_report(&report)?;
-        reports.push(report);
-    }
-    Ok(reports)
-}
-
-/// Reads what a restore of a log and its branches reads; with `deep`, every object. An error means
-/// that the log could not be checked; damage is part of the report.
+/// Reads what a restore of a log and its branches reads; with `deep`, every object. Compares the
+/// log with the newest entries that the index knows. An error means that the log could not be
+/// checked; damage is part of the report.
 pub async fn verify(
     logs: &Logs,
     id: &LogId,
+    known: &[EntryRow],
     scratch: &dyn Directory,
     deep: bool,
 ) -> Result<VerifyReport> {
@@ -86,6 +73,7 @@ pub async fn verify(
         id,
         scratch,
         stage: format!("verify-{:016x}", logs.rng.next()).parse()?,
+        known,
     };
     let report = match checker.check(deep).await {
         Err(error) if error.kind().is_unreadable() => checker.check_unreadable(deep).await,
@@ -98,11 +86,22 @@ pub async fn verify(
     report
 }
 
+/// Whether entries that the index knows, newest first, must be in the store.
+pub fn is_lost(known: &[EntryRow]) -> bool {
+    let nothing = ReadLinks {
+        head: 0,
+        links: &[],
+    };
+    witness::compare(known, &nothing).is_some()
+}
+
 struct Checker<'a> {
     logs: &'a Logs,
     id: &'a LogId,
     scratch: &'a dyn Directory,
     stage: RelPath,
+    /// The newest entries that the index knows, newest first.
+    known: &'a [EntryRow],
 }
 
 /// The files of a log after an entry, and the digest of that entry.
@@ -164,6 +163,7 @@ impl Checker<'_> {
             ..VerifyReport::default()
         };
         report.add_outcome(&read);
+        report.add_rollback(witness::compare(self.known, &read.read_links()));
         if deep {
             self.check_all_segments(&mut report).await?;
         }
@@ -197,6 +197,11 @@ impl Checker<'_> {
             head: head(&segments),
             ..VerifyReport::default()
         };
+        let log = ReadLinks {
+            head: report.head,
+            links: &[],
+        };
+        report.add_rollback(witness::compare(self.known, &log));
         let mut next = 1;
         for segment in &read {
             if segment.first_seq > next {
@@ -359,6 +364,13 @@ impl VerifyReport {
         if let Some(error) = &read.damage {
             self.add_damage(sentence(error));
         }
+    }
+
+    fn add_rollback(&mut self, rollback: Option<LogRollback>) {
+        if let Some(rollback) = &rollback {
+            self.add_damage(format!("the log was rolled back: {rollback}"));
+        }
+        self.rollback = rollback;
     }
 
     fn add_damage(&mut self, damage: String) {

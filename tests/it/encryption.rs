@@ -28,7 +28,7 @@ const WORD: &str = "quetzalmarmalade";
 
 /// A conversation with the word in every kind of content: a prompt, a title, a tool call, its
 /// result, a response, a pending tool call.
-fn conversation(turn: u32) -> String {
+pub fn conversation(turn: u32) -> String {
     let line = |number: u32, role: &str, rest: String| {
         format!(
             "{{\"type\":\"{role}\",\"uuid\":\"u{turn}-{number}\",\"cwd\":\"/work/app\",\"timestamp\":\"2026-05-01T10:{turn:02}:{number:02}.000Z\",{rest}}}\n"
@@ -55,12 +55,12 @@ fn conversation(turn: u32) -> String {
 }
 
 /// An identity file and its recipient.
-struct Key {
-    file: PathBuf,
-    recipient: String,
+pub struct Key {
+    pub file: PathBuf,
+    pub recipient: String,
 }
 
-fn keygen(backend: &Backend, name: &str) -> Key {
+pub fn keygen(backend: &Backend, name: &str) -> Key {
     let (home, file) = (TempHome::new(), backend.path().join(name));
     let ran = backend
         .run(&home, &["keygen", "-o", file.to_str().unwrap()])
@@ -75,7 +75,7 @@ fn keygen(backend: &Backend, name: &str) -> Key {
 }
 
 impl Backend {
-    fn with(&mut self, encrypt_to: Option<&Key>, identities: &[&Key]) {
+    pub fn with(&mut self, encrypt_to: Option<&Key>, identities: &[&Key]) {
         self.unset("SESSIOND_ENCRYPT_TO");
         self.unset("SESSIOND_IDENTITY");
         if let Some(key) = encrypt_to {
@@ -92,7 +92,7 @@ impl Backend {
 }
 
 /// Streams until everything is durable, then kills the daemon.
-fn stream(backend: &Backend, home: &TempHome, lines: &str) {
+pub fn stream(backend: &Backend, home: &TempHome, lines: &str) {
     let mut daemon = backend.daemon(home, &[]);
     append(&transcript(home, "s1"), lines);
     backend.run(home, &["flush", "--wait"]).ok();
@@ -101,7 +101,7 @@ fn stream(backend: &Backend, home: &TempHome, lines: &str) {
 
 /// Checks that another machine restores the same files.
 #[track_caller]
-fn assert_restored(backend: &Backend, home: &TempHome) {
+pub fn assert_restored(backend: &Backend, home: &TempHome) {
     let other = TempHome::new();
     backend.run(&other, &["restore", "s1"]).ok();
     assert_eq!(
@@ -112,7 +112,7 @@ fn assert_restored(backend: &Backend, home: &TempHome) {
 
 /// The same for `pull`, which does not claim the session.
 #[track_caller]
-fn assert_pulled(backend: &Backend, home: &TempHome) {
+pub fn assert_pulled(backend: &Backend, home: &TempHome) {
     let other = TempHome::new();
     backend.run(&other, &["pull", "s1", "--to", "copy"]).ok();
     assert_eq!(
@@ -121,12 +121,12 @@ fn assert_pulled(backend: &Backend, home: &TempHome) {
     );
 }
 
-fn bucket(backend: &Backend) -> PathBuf {
+pub fn bucket(backend: &Backend) -> PathBuf {
     backend.path().join("bucket")
 }
 
 /// The entries of the one session in a bucket that is a directory.
-fn entries(backend: &Backend) -> Vec<PathBuf> {
+pub fn entries(backend: &Backend) -> Vec<PathBuf> {
     let directory = bucket(backend).join("v1/default/claude-code/s1/log");
     let mut entries: Vec<PathBuf> = std::fs::read_dir(directory)
         .unwrap()
@@ -136,7 +136,7 @@ fn entries(backend: &Backend) -> Vec<PathBuf> {
     entries
 }
 
-fn is_encrypted(path: &Path) -> bool {
+pub fn is_encrypted(path: &Path) -> bool {
     std::fs::read(path)
         .unwrap()
         .starts_with(b"age-encryption.org/v1")
@@ -594,6 +594,7 @@ fn a_plain_session_becomes_encrypted_and_never_plain_again() {
     let home = TempHome::new();
     stream(&backend, &home, &conversation(1));
     let plain = entries(&backend).len();
+    backend.set("SESSIOND_PLAINTEXT", "before-encrypted");
     backend.with(None, &[&key]);
     stream(&backend, &home, &conversation(2));
     let all = entries(&backend);
@@ -704,6 +705,7 @@ fn gc_with_a_key_leaves_a_plain_session_plain() {
     let home = TempHome::new();
     (1..=8).for_each(|number| stream(&backend, &home, &conversation(number)));
     backend.with(None, &[&ops]);
+    backend.set("SESSIOND_PLAINTEXT", "before-encrypted");
     let elsewhere = TempHome::new();
     backend.run(&elsewhere, &["gc", "--history", "0s"]).ok();
     backend
@@ -851,6 +853,16 @@ fn contradicting_encryption_settings_are_rejected_and_doctor_reports_them() {
         "file",
     );
     assert!(!ran.err().contains(&secret));
+    backend.run(&home, &["ls", "--plaintext", "reject"]).fails(
+        2,
+        "without a key, sessiond writes plaintext itself",
+        "--identity",
+    );
+    backend.run(&home, &["ls", "--plaintext", "yes"]).fails(
+        2,
+        "expected reject, before-encrypted or accept",
+        "",
+    );
     backend.set("SESSIOND_ENCRYPT_TO", "");
     backend
         .run(&home, &["ls"])

@@ -139,6 +139,7 @@ fn normalize(text: &str, home: &TempHome, environment: &[(&str, String)]) -> Str
         (r"\b[0-9a-f]{32}\b", "<writer>"),
         (r"\bprocess \d+", "process <pid>"),
         (r"\bage1[0-9a-z]{58}\b", "<recipient>"),
+        (r"\bed25519:[0-9A-Za-z+/]{43}=", "<public key>"),
     ] {
         text = Regex::new(pattern)
             .unwrap()
@@ -204,7 +205,8 @@ compare_recordings!(
     encryption,
     exchange,
     hooks,
-    opencode
+    opencode,
+    trust
 );
 
 #[test]

@@ -12,6 +12,7 @@ use bytes::Bytes;
 use jiff::Timestamp;
 use sessiond::error::{Error, Result};
 use sessiond::model::keys::holds_content;
+use sessiond::store::signature::SignaturePolicy;
 use sessiond::store::{CreateOutcome, ListPage, Object, Store};
 
 use super::process::ProcessLifetime;
@@ -91,13 +92,16 @@ impl Bucket {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn decrypt(&self, body: &Bytes) -> Bytes {
-        match &self.identity {
+    /// The object as the log wrote it, without encryption and signature.
+    fn decrypt(&self, key: &str, body: &Bytes) -> Bytes {
+        let decrypted = match &self.identity {
             Some(identity) if body.starts_with(b"age-encryption.org/v1") => {
                 Bytes::from(age::decrypt(identity, body).expect("encrypted to this identity"))
             }
             _ => body.clone(),
-        }
+        };
+        let anyone = SignaturePolicy::default();
+        anyone.verify(key, decrypted).expect("nothing is checked")
     }
 
     /// Checks that every object with content is encrypted, if the run has keys.
@@ -149,7 +153,7 @@ impl Bucket {
             return CreateOutcome::AlreadyExists;
         }
         let stored = Stored {
-            bytes: self.decrypt(body),
+            bytes: self.decrypt(key, body),
             raw: body.clone(),
             author,
             modified: now,

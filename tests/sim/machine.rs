@@ -15,6 +15,7 @@ use sessiond::daemon::indexer::{Indexer, queue_stale_logs};
 use sessiond::error::Result;
 use sessiond::index::Index;
 use sessiond::log::fence::FencingPolicy;
+use sessiond::log::witness::{Witness, WitnessMode};
 use sessiond::log::{Fencing, Logs};
 use sessiond::model::LogId;
 use sessiond::restore::{self, Options, RestoreReport};
@@ -23,6 +24,7 @@ use sessiond::store::encrypted::EncryptedStore;
 use sessiond::store::encrypted::keyring::Keyring;
 use sessiond::store::encrypted::policy::{EncryptionPolicy, PlaintextReads};
 use sessiond::store::retrying::RetryingReads;
+use sessiond::store::signature::{self, SignaturePolicy, SignatureSettings};
 use sessiond::sys::{Directory, Rng};
 use tokio::task::JoinHandle;
 
@@ -50,6 +52,24 @@ fn keyring_of(seed: u64) -> Option<Keyring> {
     Some(Keyring::new(recipients, vec![IDENTITY.clone()]))
 }
 
+/// The signing key that all machines share.
+static SIGNATURES: LazyLock<SignaturePolicy> = LazyLock::new(|| {
+    let (file, public) = signature::generate().expect("random numbers");
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let path = directory.path().join("signing.key");
+    std::fs::write(&path, file).expect("a temporary file");
+    SignaturePolicy::load(&SignatureSettings {
+        signing_key: Some(path),
+        trusted_keys: vec![public],
+    })
+    .expect("valid keys")
+});
+
+/// The signatures of a run: one seed in eight signs, and one in eight signs and encrypts.
+fn signatures_of(seed: u64) -> Option<SignaturePolicy> {
+    matches!(seed / MIXES.len() as u64 % 8, 5 | 6).then(|| SIGNATURES.clone())
+}
+
 /// What all machines share.
 #[derive(Clone)]
 pub struct Cloud {
@@ -62,14 +82,23 @@ pub struct Cloud {
     limits: EntryLimits,
     /// How all processes encrypt.
     encryption: EncryptionPolicy,
+    /// How all processes sign.
+    signatures: Option<SignaturePolicy>,
 }
 
 impl Cloud {
+    /// Whether a process without keys cannot write anything that the others accept.
+    pub fn is_protected(&self) -> bool {
+        self.signatures.is_some() || self.encryption.keyring.encrypts()
+    }
+
     pub fn new(world: Arc<World>, honors_conditions: bool, seed: u64) -> Cloud {
         let keyring = keyring_of(seed);
         let identity = keyring.is_some().then(|| IDENTITY.clone());
         let bucket = Bucket::new(honors_conditions, identity);
-        let encryption = EncryptionPolicy::new(keyring.unwrap_or_default(), PlaintextReads::Accept);
+        let keyring = keyring.unwrap_or_default();
+        let plaintext_reads = PlaintextReads::default_for(&keyring);
+        let encryption = EncryptionPolicy::new(keyring, plaintext_reads);
         let profile = Arc::new(ClaudeCode::new(ClaudeCode::NAME.parse().expect("plain")));
         Cloud {
             world,
@@ -83,6 +112,7 @@ impl Cloud {
                 ..EntryLimits::default()
             },
             encryption,
+            signatures: signatures_of(seed),
         }
     }
 
@@ -119,7 +149,10 @@ impl Cloud {
         rng: Arc<dyn Rng>,
     ) -> Logs {
         Logs {
-            store: Arc::new(EncryptedStore::new(store, self.encryption.clone())),
+            store: Arc::new(
+                EncryptedStore::new(store, self.encryption.clone())
+                    .with_signatures(self.signatures.clone().unwrap_or_default()),
+            ),
             fence,
             namespace: "sim".parse().expect("plain"),
             agent: self.profile.name().clone(),
@@ -295,7 +328,8 @@ impl Machine {
     pub fn restore(&mut self, cloud: &Cloud, number: u64) {
         let before = self.disk.files();
         let lifetime = self.start_process(number);
-        let (logs, _) = cloud.logs(&lifetime, self.disk.clock.clone());
+        let (logs, index) = cloud.logs(&lifetime, self.disk.clock.clone());
+        let witness = Witness::new(Some(index), WitnessMode::Auto);
         let context = restore::RestoreContext {
             directory: self.mount(cloud, &lifetime),
             profile: cloud.profile.clone(),
@@ -305,6 +339,7 @@ impl Machine {
         let task = tokio::task::spawn_local(async move {
             let options = Options {
                 claim: true,
+                witness,
                 ..Options::default()
             };
             let restored = restore::restore(&context, &id, &options).await;

@@ -15,6 +15,7 @@
 )]
 
 mod agent;
+mod attacks;
 mod bucket;
 mod crashes;
 mod disk;

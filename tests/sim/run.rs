@@ -13,6 +13,7 @@ use sessiond::sys::Rng;
 use sessiond::upkeep::reindex::rebuild;
 use tokio::time::{Instant, sleep, timeout};
 
+use super::attacks;
 use super::bucket::{Bucket, Objects, Plain};
 use super::disk::{Disk, Events, Mount};
 use super::history::Files;
@@ -134,7 +135,11 @@ impl Run {
         self.cloud.world.note(|| "— the faults stop".to_owned());
         let settled = self.settle().await;
         let encrypted = settled.and_then(|()| self.cloud.bucket.check_encryption());
-        encrypted.map_err(|what| Violation {
+        let attacked = match encrypted {
+            Ok(()) => attacks::check(&self.cloud).await,
+            Err(what) => Err(what),
+        };
+        attacked.map_err(|what| Violation {
             what,
             at: schedule.actions.len(),
         })?;

@@ -249,6 +249,14 @@ impl Index for Session {
         self.query("select entries", |rows| rows.entries(log)).await
     }
 
+    async fn newest_entries(&self, log: &LogId, limit: u32) -> Result<Vec<EntryRow>> {
+        let mut entries = self.entries(log).await?;
+        entries.retain(|row| row.branch.is_none());
+        entries.reverse();
+        entries.truncate(limit as usize);
+        Ok(entries)
+    }
+
     async fn logs(&self, _namespace: &Namespace, _agent: &AgentName) -> Result<Vec<LogId>> {
         self.query("select logs", |rows| rows.main.keys().cloned().collect())
             .await

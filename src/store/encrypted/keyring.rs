@@ -7,7 +7,6 @@
 //! files. Every user who can read that directory can read the conversations anyway.
 
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::sync::{Arc, OnceLock};
 
 use age::secrecy::ExposeSecret;
@@ -16,13 +15,27 @@ use age::x25519::{Identity, Recipient};
 use super::mode::EncryptionMode;
 use crate::error::{Error, Result};
 use crate::model::RelPath;
+use crate::store::key_option::KeyOption;
 use crate::sys::{Directory, STATE_DIR};
 
 /// The prefix of a recipient.
 const RECIPIENT_PREFIX: &str = "age1";
 
-/// The prefix of an identity, which is a secret and never part of an error.
-const IDENTITY_PREFIX: &str = "AGE-SECRET-KEY-";
+/// The option `--identity`.
+const IDENTITY: KeyOption = KeyOption {
+    name: "--identity",
+    file_hint: "run \"sessiond keygen -o FILE\" to create a file with an identity",
+    line_hint: "write one identity per line, AGE-SECRET-KEY-1…; files with a passphrase and SSH keys are not supported",
+    empty_hint: "remove --identity, or unset SESSIOND_IDENTITY, to store without encryption",
+};
+
+/// The option `--encrypt-to`.
+const RECIPIENT: KeyOption = KeyOption {
+    name: "--encrypt-to",
+    file_hint: "specify a recipient, age1…, or a file with one recipient per line",
+    line_hint: "write one recipient per line, age1…; SSH keys and plugins are not supported",
+    empty_hint: "remove --encrypt-to, or unset SESSIOND_ENCRYPT_TO, to store without encryption",
+};
 
 /// Where the keys come from.
 #[derive(Debug, Clone, Default)]
@@ -56,9 +69,9 @@ impl Keyring {
         for path in &settings.identity_files {
             let count = keyring.identities.len();
             let text = path.to_string_lossy();
-            KeyOption::IDENTITY.read_file(&text, path, &mut keyring.identities)?;
+            IDENTITY.read_file(&text, path, &mut keyring.identities)?;
             if keyring.identities.len() == count {
-                return Err(KeyOption::IDENTITY
+                return Err(IDENTITY
                     .invalid(&text, "the file contains no identity")
                     .hint("run \"sessiond keygen -o FILE\" to create one"));
             }
@@ -69,16 +82,16 @@ impl Keyring {
                 keyring
                     .recipients
                     .push(text.parse().map_err(|why: &'static str| {
-                        KeyOption::RECIPIENT
+                        RECIPIENT
                             .invalid(text, why)
                             .hint("use the public key that \"sessiond keygen\" prints")
                     })?);
                 continue;
             }
             let path = Path::new(text.strip_prefix('@').unwrap_or(text));
-            KeyOption::RECIPIENT.read_file(text, path, &mut keyring.recipients)?;
+            RECIPIENT.read_file(text, path, &mut keyring.recipients)?;
             if keyring.recipients.len() == count {
-                return Err(KeyOption::RECIPIENT
+                return Err(RECIPIENT
                     .invalid(text, "the file contains no recipient")
                     .hint("write one recipient per line, age1…"));
             }
@@ -221,67 +234,6 @@ fn file_text(identity: &Identity) -> String {
         identity.to_public(),
         identity.to_string().expose_secret()
     )
-}
-
-/// A command line option for keys: its name and hints for errors.
-#[derive(Clone, Copy)]
-struct KeyOption {
-    name: &'static str,
-    file_hint: &'static str,
-    line_hint: &'static str,
-    empty_hint: &'static str,
-}
-
-impl KeyOption {
-    const IDENTITY: KeyOption = KeyOption {
-        name: "--identity",
-        file_hint: "run \"sessiond keygen -o FILE\" to create a file with an identity",
-        line_hint: "write one identity per line, AGE-SECRET-KEY-1…; files with a passphrase and SSH keys are not supported",
-        empty_hint: "remove --identity, or unset SESSIOND_IDENTITY, to store without encryption",
-    };
-    const RECIPIENT: KeyOption = KeyOption {
-        name: "--encrypt-to",
-        file_hint: "specify a recipient, age1…, or a file with one recipient per line",
-        line_hint: "write one recipient per line, age1…; SSH keys and plugins are not supported",
-        empty_hint: "remove --encrypt-to, or unset SESSIOND_ENCRYPT_TO, to store without encryption",
-    };
-
-    fn invalid(&self, value: &str, why: &str) -> Error {
-        Error::usage(format!("invalid {} value {value:?}: {why}", self.name))
-    }
-
-    /// Reads a file with one key per line. No error contains a line of the file, because it may be
-    /// a secret.
-    fn read_file<T: FromStr<Err = &'static str>>(
-        &self,
-        text: &str,
-        path: &Path,
-        keys: &mut Vec<T>,
-    ) -> Result<()> {
-        if text.to_ascii_uppercase().starts_with(IDENTITY_PREFIX) {
-            return Err(Error::usage(format!(
-                "invalid {} value: it is the secret key itself, which is visible in the process list",
-                self.name
-            ))
-            .hint("create a new key with \"sessiond keygen -o FILE\" and specify the path of the file"));
-        }
-        if text.is_empty() {
-            return Err(self.invalid(text, "it is empty").hint(self.empty_hint));
-        }
-        let content = std::fs::read_to_string(path)
-            .map_err(|cause| self.invalid(text, &cause.to_string()).hint(self.file_hint))?;
-        for (index, line) in content.lines().map(str::trim).enumerate() {
-            if line.is_empty() || line.starts_with('#') {
-                continue;
-            }
-            let key = line.parse().map_err(|why| {
-                self.invalid(text, &format!("line {}: {why}", index + 1))
-                    .hint(self.line_hint)
-            })?;
-            keys.push(key);
-        }
-        Ok(())
-    }
 }
 
 #[cfg(test)]

@@ -4,6 +4,8 @@
 //! The policy has no state. Does not own the keys (`keyring`) or the format (`age`, in
 //! `encrypted`).
 
+use std::str::FromStr;
+
 use super::keyring::Keyring;
 pub use super::mode::EncryptionMode;
 use crate::error::{Error, ErrorKind, Result};
@@ -19,6 +21,13 @@ pub enum Protection {
         /// Whether keys other than the configured identities can decrypt it too.
         has_other_recipients: bool,
     },
+}
+
+impl Protection {
+    /// Whether the object is encrypted.
+    pub fn is_encrypted(self) -> bool {
+        matches!(self, Protection::Encrypted { .. })
+    }
 }
 
 /// How a set of stored objects is protected.
@@ -66,18 +75,42 @@ pub enum WriteEncryption {
     Recipients,
 }
 
-/// Whether plaintext objects are accepted when reading.
+/// Which plaintext objects are accepted when reading. Everyone who can write to the bucket can
+/// insert plaintext; encrypting an object takes at least the recipients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PlaintextReads {
-    /// Accepted, because a session may have started before encryption was configured.
-    #[default]
-    Accept,
-    /// Rejected, because anyone with write access to the bucket could insert plaintext.
-    #[cfg_attr(
-        not(debug_assertions),
-        expect(dead_code, reason = "no setting selects it yet")
-    )]
+    /// None. The default with keys.
     Reject,
+    /// Those of a session that began before encryption was configured: plaintext never follows an
+    /// encrypted segment of its log. The default without keys.
+    #[default]
+    BeforeEncrypted,
+    /// All.
+    Accept,
+}
+
+impl PlaintextReads {
+    /// The rule of a process with these keys, if the user sets none.
+    pub fn default_for(keyring: &Keyring) -> PlaintextReads {
+        match keyring.mode() {
+            EncryptionMode::Plaintext => PlaintextReads::BeforeEncrypted,
+            EncryptionMode::OwnIdentities | EncryptionMode::Recipients => PlaintextReads::Reject,
+        }
+    }
+}
+
+impl FromStr for PlaintextReads {
+    type Err = Error;
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "reject" => Ok(PlaintextReads::Reject),
+            "before-encrypted" => Ok(PlaintextReads::BeforeEncrypted),
+            "accept" => Ok(PlaintextReads::Accept),
+            _ => Err(Error::usage(format!(
+                "invalid --plaintext value {text:?}: expected reject, before-encrypted or accept"
+            ))),
+        }
+    }
 }
 
 /// How objects are encrypted, and whether plaintext is accepted.
@@ -85,7 +118,7 @@ pub enum PlaintextReads {
 pub struct EncryptionPolicy {
     /// The keys.
     pub keyring: Keyring,
-    /// Whether plaintext is accepted when reading.
+    /// Which plaintext is accepted when reading.
     pub plaintext_reads: PlaintextReads,
 }
 
@@ -143,8 +176,42 @@ impl EncryptionPolicy {
         Ok(self.default_encryption())
     }
 
+    /// Checks a plaintext segment of a log. `follows_encrypted` says whether an earlier segment is
+    /// encrypted.
+    pub fn check_plaintext(&self, follows_encrypted: bool) -> Result<()> {
+        match self.plaintext_reads {
+            _ if is_active(Mutation::AcceptPlaintext) => Ok(()),
+            PlaintextReads::Accept => Ok(()),
+            PlaintextReads::BeforeEncrypted if follows_encrypted => Err(Error::corrupt(
+                "it is not encrypted, but an earlier segment of the log is",
+            )
+            .hint(
+                "run \"sessiond restore ID --salvage\" to restore the entries before it, or set --plaintext accept if you trust the bucket",
+            )),
+            PlaintextReads::BeforeEncrypted => Ok(()),
+            PlaintextReads::Reject => Err(Error::corrupt(
+                "it is not encrypted, and plaintext is not accepted",
+            )
+            .hint(
+                "set --plaintext before-encrypted if the session began before encryption was configured",
+            )),
+        }
+    }
+
+    /// Whether a reader must know whether a plaintext segment follows an encrypted one.
+    pub fn depends_on_order(&self) -> bool {
+        self.plaintext_reads == PlaintextReads::BeforeEncrypted && self.keyring.can_decrypt()
+    }
+
+    /// Whether a plaintext and an encrypted segment may become one. A merge of both is encrypted,
+    /// and nobody could tell afterwards that part of it was plaintext.
+    pub fn merges_plaintext_with_encrypted(&self) -> bool {
+        self.plaintext_reads == PlaintextReads::Accept
+    }
+
     /// How a merge or a snapshot is written. It keeps the recipients of the segments that it
-    /// replaces, unless recipients are configured.
+    /// replaces, unless recipients are configured. Plaintext stays plaintext unless all plaintext is
+    /// accepted: encryption would make it look like the work of a writer with keys.
     pub fn for_compacted(&self, replaced: ProtectionSummary) -> Result<WriteEncryption> {
         self.require_key(replaced)?;
         if self.mode() == EncryptionMode::OwnIdentities && replaced.has_other_recipients {
@@ -153,6 +220,10 @@ impl EncryptionPolicy {
                 "the segments to merge are also encrypted to other recipients",
             )
             .hint("set --encrypt-to for every recipient of the session"));
+        }
+        let is_plaintext = replaced.has_plaintext && !replaced.has_encrypted;
+        if is_plaintext && !self.merges_plaintext_with_encrypted() {
+            return Ok(WriteEncryption::Plaintext);
         }
         Ok(self.same_as(replaced))
     }
@@ -163,9 +234,11 @@ impl EncryptionPolicy {
         Ok(self.same_as(log))
     }
 
-    /// Plaintext if all existing objects are plaintext and no recipients are configured.
+    /// Plaintext if all existing objects are accepted plaintext and no recipients are configured.
     fn same_as(&self, existing: ProtectionSummary) -> WriteEncryption {
-        let is_plaintext = existing.has_plaintext && !existing.has_encrypted;
+        let is_plaintext = existing.has_plaintext
+            && !existing.has_encrypted
+            && self.plaintext_reads != PlaintextReads::Reject;
         match self.mode() {
             EncryptionMode::OwnIdentities if is_plaintext => WriteEncryption::Plaintext,
             _ => self.default_encryption(),
@@ -268,12 +341,50 @@ mod tests {
             Some(WriteEncryption::Recipients)
         );
         assert_eq!(compacted(&identity, &[OWN, SHARED]), None);
-        // Configured recipients are the user's decision.
+        // Configured recipients are the user's decision, if all plaintext is accepted.
         for replaced in [&[PLAIN][..], &[OWN], &[SHARED]] {
             assert_eq!(
                 compacted(&recipient, replaced),
                 Some(WriteEncryption::Recipients)
             );
+        }
+    }
+
+    #[test]
+    fn plaintext_is_accepted_as_configured_and_never_merged_into_encrypted_segments() {
+        let [none, identity, recipient] = policies();
+        let with = |policy: &EncryptionPolicy, plaintext_reads| {
+            EncryptionPolicy::new(policy.keyring.clone(), plaintext_reads)
+        };
+        for policy in [&none, &identity, &recipient] {
+            for (reads, before, after) in [
+                (PlaintextReads::Reject, false, false),
+                (PlaintextReads::BeforeEncrypted, true, false),
+                (PlaintextReads::Accept, true, true),
+            ] {
+                let policy = with(policy, reads);
+                assert_eq!(policy.check_plaintext(false).is_ok(), before);
+                assert_eq!(policy.check_plaintext(true).is_ok(), after);
+                assert_eq!(policy.merges_plaintext_with_encrypted(), after);
+            }
+        }
+        let reads = PlaintextReads::BeforeEncrypted;
+        for policy in [with(&identity, reads), with(&recipient, reads)] {
+            let compacted = policy.for_compacted(summary(&[PLAIN, PLAIN])).unwrap();
+            assert_eq!(compacted, WriteEncryption::Plaintext);
+            let compacted = policy.for_compacted(summary(&[OWN, OWN])).unwrap();
+            assert_eq!(compacted, WriteEncryption::Recipients);
+        }
+        // Inserted plaintext does not turn the encryption of a named checkpoint off.
+        let strict = with(&identity, PlaintextReads::Reject);
+        let checkpoint = strict.for_checkpoint(summary(&[PLAIN])).unwrap();
+        assert_eq!(checkpoint, WriteEncryption::Recipients);
+        for (policy, reads) in [
+            (&none, PlaintextReads::BeforeEncrypted),
+            (&identity, PlaintextReads::Reject),
+            (&recipient, PlaintextReads::Reject),
+        ] {
+            assert_eq!(PlaintextReads::default_for(&policy.keyring), reads);
         }
     }
 
