@@ -343,6 +343,14 @@ class Process:
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / TICK
 
+    def wait_until_idle(self, seconds: float = 2) -> None:
+        """Waits until the process has used no CPU for some seconds."""
+        deadline, quiet, last = time.monotonic() + 120, 0.0, -1.0
+        while quiet < seconds and time.monotonic() < deadline:
+            time.sleep(0.5)
+            now = self.cpu_seconds()
+            quiet, last = (quiet + 0.5 if now == last else 0.0), now
+
     def status(self, name: str) -> int:
         lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))

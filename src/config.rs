@@ -444,7 +444,7 @@ pub struct FlushConfig {
     #[arg(long, env = "SESSIOND_FLUSH_DEADLINE", value_name = "TIME")]
     pub flush_deadline: Option<String>,
 
-    /// Maximum concurrent flushes and store requests [default: 8 and 32]
+    /// Maximum concurrent flushes and store requests [default: 8 and 72]
     #[arg(long, env = "SESSIOND_PARALLEL", value_name = "N")]
     pub parallel: Option<usize>,
 }

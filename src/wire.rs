@@ -37,7 +37,7 @@ use crate::sys::{Disk, Rng, SystemClock, SystemRng};
 pub const DEFAULT_CONCURRENT_FLUSHES: usize = 8;
 
 /// Default number of concurrent store requests: enough to read a compacted log in one round.
-const DEFAULT_CONCURRENT_REQUESTS: usize = 32;
+const DEFAULT_CONCURRENT_REQUESTS: usize = 72;
 
 /// The parts that commands work with.
 #[derive(Clone)]

@@ -4,7 +4,6 @@ import gzip
 import hashlib
 import re
 import shutil
-import time
 import urllib.parse
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,22 +55,13 @@ def stream(bench, megabytes: int) -> Stored:
                     kept.flush(SESSION)
             file.write(b"".join(pending))
             kept.flush(SESSION)
-            wait_until_compacted(daemon)
+            daemon.wait_until_idle()
             peak = daemon.status("VmHWM")
             daemon.stop()
         content = path.read_bytes()
     client = lab.S3(bench.s3_port)
     client.put(bucket, "whole.jsonl.gz", gzip.compress(content, 6))
     return Stored(bucket, len(content), hashlib.sha256(content).hexdigest(), client.sizes(bucket, "kept/v1/default/"), peak, step)
-
-
-def wait_until_compacted(daemon: lab.Process) -> None:
-    """Waits until the daemon has used no CPU for two seconds."""
-    deadline, quiet, last = time.monotonic() + 120, 0, -1.0
-    while quiet < 4 and time.monotonic() < deadline:
-        time.sleep(0.5)
-        now = daemon.cpu_seconds()
-        quiet, last = (quiet + 1 if now == last else 0), now
 
 
 def restore(bench, one: Stored, port: int, directory: Path, check: bool = True) -> lab.Process:

@@ -265,7 +265,6 @@ fn checkpoints(main: &LogState, line: &LogState, branch: &Branch, turn: u64) -> 
         stop_reason: None,
         transcript_lengths: lengths,
         pending_calls: Vec::new(),
-        last_tool_result: None,
     }]
 }
 

@@ -37,9 +37,9 @@ const MAX_RATIO: u64 = 1032;
 /// twice the speed.
 const ENTRY_LEVEL: u32 = 6;
 
-/// Compression level of merges and snapshots, which are written once and read often: 1 to 2 %
-/// smaller, at a third of the speed.
-const COMPACTED_LEVEL: u32 = 9;
+/// Compression level of merges and snapshots, which are written once and read often: 2 % smaller
+/// than level 6, at two thirds of the speed. Level 9 of zlib-rs is slower, and larger than level 6.
+const COMPACTED_LEVEL: u32 = 8;
 
 /// An encoded entry.
 #[derive(Debug, Clone)]

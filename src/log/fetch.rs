@@ -9,14 +9,14 @@ use bytes::Bytes;
 use tokio::task::{JoinError, JoinHandle};
 
 use super::segments::Segment;
-use super::{Logs, decode, decode_up_to};
+use super::{Logs, decode, decode_up_to, schedule};
 use crate::codec::entry::{Entry, TARGET_RAW_BYTES};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::{LogId, WriterId};
 use crate::sys::blocking;
 
 /// Maximum number of objects in flight: enough for all segments of a compacted log.
-pub(super) const MAX_CONCURRENCY: usize = 32;
+pub(super) const MAX_CONCURRENCY: usize = schedule::MAX_SEGMENTS as usize;
 
 /// Maximum stored bytes in flight or waiting. Fetched segments wait as stored, because decoding
 /// makes them several times larger.

@@ -2,16 +2,23 @@
 //!
 //! It depends only on the `seq`, so that all writers make the same merges without coordination.
 //!
-//! With at most `SLOTS` segments at a time, and each entry written at most r times, C(SLOTS + r, r)
-//! entries fit (the first write counts). The segments of n entries are n written in the combinatorial
-//! number system: the first covers C(SLOTS + r, r) entries with the largest r that fits, the rest goes
-//! into one slot less. With 5,000 entries, each entry is written three times.
+//! The newest `NEWEST` entries are not merged. The older ones are kept in at most `SLOTS` segments:
+//! if each entry is written at most r times, C(SLOTS + r, r) entries fit (the first write counts).
+//! Their segments are the number of entries written in the combinatorial number system: the first
+//! covers C(SLOTS + r, r) entries with the largest r that fits, the rest goes into one slot less.
+//! With 1,100 entries, each entry is written at most twice; with 18,000, three times.
 
 use crate::model::Seq;
 
-/// Maximum number of segments. A reader fetches 32 segments in parallel, and entries may arrive
-/// while a merge is being written.
-pub const SLOTS: u64 = 30;
+/// Number of the newest entries that are not merged. A session that ends before they are merged
+/// never uploads them a second time.
+const NEWEST: u64 = 26;
+
+/// Maximum number of segments for the older entries.
+const SLOTS: u64 = 46;
+
+/// Maximum number of segments. A reader fetches this many in parallel.
+pub const MAX_SEGMENTS: u64 = SLOTS + NEWEST;
 
 /// Number of entries that `slots` segments hold if each entry is written at most `writes` times:
 /// C(slots + writes, writes).
@@ -22,8 +29,10 @@ fn capacity(slots: u64, writes: u64) -> u64 {
     })
 }
 
-/// The ranges that the entries 1 to `n` are merged into, in order.
+/// The ranges that the entries 1 to `n` are merged into, in order. The newest entries are in no
+/// range, and a range may consist of one entry.
 pub fn ranges(n: Seq) -> Vec<(Seq, Seq)> {
+    let n = n.saturating_sub(NEWEST);
     let mut ranges = Vec::new();
     let (mut covered, mut slots) = (0, SLOTS);
     while covered < n {
@@ -44,7 +53,7 @@ pub fn ranges(n: Seq) -> Vec<(Seq, Seq)> {
     ranges
 }
 
-/// Whether entry `n` completes a range to merge.
+/// Whether entry `n` makes a range due to be merged.
 pub fn is_due(n: Seq) -> bool {
     ranges(n).last().is_some_and(|(first, last)| first < last)
 }
@@ -57,17 +66,18 @@ mod tests {
     fn segments_never_exceed_the_slots_and_entries_are_rarely_rewritten() {
         let mut writes: Vec<u32> = vec![0];
         let mut before: Vec<(Seq, Seq)> = Vec::new();
-        for n in 1..=12_000 {
+        for n in 1..=24_000 {
             let now = ranges(n);
+            let merged = n.saturating_sub(NEWEST);
+            let segments = now.len() as u64 + n - merged;
             assert!(
-                now.len() as u64 <= SLOTS,
-                "{} segments after {n} entries",
-                now.len()
+                segments <= MAX_SEGMENTS,
+                "{segments} segments after {n} entries"
             );
             assert_eq!(
                 now.iter()
                     .fold(0, |at, (from, to)| if at + 1 == *from { *to } else { 0 }),
-                n,
+                merged,
                 "the ranges have a gap"
             );
             writes.push(1);
@@ -76,16 +86,16 @@ mod tests {
                 .filter(|run| !before.contains(run) && run.0 < run.1)
             {
                 // Only the last range is ever new, and it consists of complete ones.
-                assert_eq!(*to, n);
+                assert_eq!(*to, merged);
                 assert!(before.iter().all(|old| old.1 < *from || *from <= old.0));
                 (*from..=*to).for_each(|seq| writes[seq as usize] += 1);
             }
             assert_eq!(is_due(n), now.last().is_some_and(|(from, to)| from < to));
             let most = *writes.iter().max().unwrap();
             assert!(
-                most <= if n < 496 {
+                most <= if merged < 1128 {
                     2
-                } else if n < 5456 {
+                } else if merged < 18_424 {
                     3
                 } else {
                     4

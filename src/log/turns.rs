@@ -108,7 +108,6 @@ impl Logs {
                 .map(|(path, file)| (path.clone(), file.len))
                 .collect(),
             pending_calls: turns.pending_calls,
-            last_tool_result: turns.last_tool_result,
         })
     }
 }

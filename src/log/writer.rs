@@ -103,7 +103,8 @@ impl LogWriter {
             session: id.name.clone(),
             seq: self.seq.saturating_add(1),
             writer: self.writer.clone(),
-            at,
+            // Milliseconds are enough for a time that orders nothing.
+            at: Timestamp::from_millisecond(at.as_millisecond()).unwrap_or(at),
             prev_digest: self.digest,
             prev_seq: None,
             covers: None,

@@ -44,9 +44,6 @@ pub struct Checkpoint {
     /// Tool calls without a result.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pending_calls: Vec<ToolCall>,
-    /// The end of the last tool result.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub last_tool_result: Option<String>,
 }
 
 impl Checkpoint {
@@ -68,7 +65,7 @@ impl Checkpoint {
     /// Its approximate size in a header.
     pub fn estimated_len(&self) -> usize {
         // Texts that are escaped in JSON are at most six times as long.
-        let texts = [&self.message_id, &self.stop_reason, &self.last_tool_result];
+        let texts = [&self.message_id, &self.stop_reason];
         let texts = texts.into_iter().flatten().map(|text| 6 * text.len());
         let paths = self.transcript_lengths.keys();
         let calls = self.pending_calls.iter();
@@ -84,19 +81,11 @@ impl Checkpoint {
     /// The same checkpoint without any text of the conversation.
     #[must_use]
     pub fn without_text(&self) -> Checkpoint {
-        let pending_calls = self
-            .pending_calls
-            .iter()
-            .map(|call| ToolCall {
-                input: String::new(),
-                ..call.clone()
-            })
-            .collect();
-        Checkpoint {
-            pending_calls,
-            last_tool_result: None,
-            ..self.clone()
+        let mut checkpoint = self.clone();
+        for call in &mut checkpoint.pending_calls {
+            call.input.clear();
         }
+        checkpoint
     }
 }
 
@@ -210,8 +199,10 @@ impl TurnTracker {
                 stop_reason: Some(stop_reason.clone()),
                 transcript_lengths,
                 pending_calls: std::mem::take(&mut self.pending_calls),
-                last_tool_result: self.last_tool_result.take(),
-            };
+            }
+            // It is part of a header, which is uploaded with every entry that merges it. The
+            // transcript has the text.
+            .without_text();
             self.continue_from(&checkpoint);
             self.ended = Some(EndedTurn {
                 response_id: event.response_id.clone(),

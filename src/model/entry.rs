@@ -343,7 +343,6 @@ impl ForkOrigin {
             stop_reason: None,
             transcript_lengths,
             pending_calls: Vec::new(),
-            last_tool_result: None,
         })
     }
 }
@@ -383,6 +382,7 @@ pub struct Part {
     /// The file.
     pub path: RelPath,
     /// How the agent writes it.
+    #[serde(default, skip_serializing_if = "FileKind::is_append")]
     pub kind: FileKind,
     /// Offset of the bytes; at most the file's current length.
     pub start: u64,

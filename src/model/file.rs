@@ -96,13 +96,23 @@ impl fmt::Display for RelPath {
 }
 
 /// How an agent writes a file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 #[serde(rename_all = "lowercase")]
 pub enum FileKind {
     /// A transcript: the agent appends lines, and it is split only between them.
+    #[default]
     Append,
     /// A side file: the agent replaces it as a whole.
     Whole,
+}
+
+impl FileKind {
+    /// Whether it is a transcript.
+    pub fn is_append(&self) -> bool {
+        *self == FileKind::Append
+    }
 }
 
 /// The attributes of a file, from `stat`.

@@ -117,7 +117,8 @@ pub struct ToolCall {
     pub id: String,
     /// Name of the tool.
     pub name: String,
-    /// The arguments, as JSON.
+    /// The arguments, as JSON; empty where only the call itself is stored.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub input: String,
     /// Start time.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -45,7 +45,7 @@ const MIN_BYTES_PER_SECOND: u64 = 32 * 1024;
 
 /// Maximum number of idle connections, equal to the default number of concurrent requests. More
 /// would only use memory.
-const MAX_IDLE_CONNECTIONS: usize = 32;
+const MAX_IDLE_CONNECTIONS: usize = 72;
 
 /// Maximum memory to allocate for a body in advance, based on its `Content-Length`.
 const MAX_RESERVED_BYTES: u64 = 16 << 20;

@@ -18,10 +18,10 @@ pub trait Rng: Send + Sync + 'static {
     fn next(&self) -> u64;
 }
 
-/// A random writer ID.
+/// A random writer ID. It only has to be unique among the writers of one session.
 pub fn new_writer_id(rng: &Arc<dyn Rng>) -> WriterId {
     #[allow(clippy::expect_used, reason = "hex digits are a valid ID")]
-    format!("{:016x}{:016x}", rng.next(), rng.next())
+    format!("{:016x}", rng.next())
         .parse()
         .expect("hex digits are a valid ID")
 }

@@ -38,6 +38,9 @@ const CONCURRENT_READS: usize = 2;
 /// distant store, the agent may write three entries.
 const CONCURRENT_READS_LAGGING: usize = 6;
 
+/// Compaction lags behind if a restore reads this many times the segments of the schedule.
+const LAGGING_FACTOR: u64 = 2;
+
 /// Maximum size of a small object, of which several are in memory at the same time.
 const SMALL_OBJECT: u64 = 64 << 10;
 
@@ -168,7 +171,7 @@ async fn merge_segments(
     // Only the segments that a restore reads. A segment that starts before the range and overlaps
     // it is left out: no reader could use a merge that overlaps it.
     let read = select_segments(segments, 0, Seq::MAX, Granularity::Coarse, &BTreeSet::new());
-    let is_lagging = read.len() as u64 > 2 * schedule::SLOTS;
+    let is_lagging = read.len() as u64 > LAGGING_FACTOR * schedule::MAX_SEGMENTS;
     let selected: Vec<Segment> = read
         .into_iter()
         .filter(|segment| from <= segment.first_seq)

@@ -70,7 +70,7 @@ fn normalize(text: &str, backend: &Backend, home: &TempHome) -> String {
         .unwrap()
         .replace_all(&text, "<time>")
         .into_owned();
-    Regex::new(r"\b[0-9a-f]{32}\b")
+    Regex::new(r"\b[0-9a-f]{16}\b")
         .unwrap()
         .replace_all(&text, "<writer>")
         .into_owned()

@@ -136,7 +136,7 @@ fn normalize(text: &str, home: &TempHome, environment: &[(&str, String)]) -> Str
     }
     for (pattern, instead) in [
         (r"(?m)^\d{4}-\d\d-\d\dT[0-9:.]+Z", "<time>"),
-        (r"\b[0-9a-f]{32}\b", "<writer>"),
+        (r"\b[0-9a-f]{16}\b", "<writer>"),
         (r"\bprocess \d+", "process <pid>"),
         (r"\bage1[0-9a-z]{58}\b", "<recipient>"),
         (r"\bed25519:[0-9A-Za-z+/]{43}=", "<public key>"),

@@ -128,12 +128,12 @@ async fn snapshots_and_merges_replace_their_entries_in_the_recipe() {
     let (logs, id) = (world.logs(), world.id("s1"));
     let mut shipment = LogFlusher::new(id.clone());
     let mut path = "projects/-work-app/s1.jsonl";
-    for number in 0..64 {
+    for number in 0..118 {
         match number {
             // Within the merge: rewritten, moved, then appended to. A file of the snapshot is
             // replaced.
-            40 => world.write(path, "{\"n\":\"anew\"}\n"),
-            45 => {
+            70 => world.write(path, "{\"n\":\"anew\"}\n"),
+            80 => {
                 std::fs::create_dir_all(world.root().join("projects/-other")).unwrap();
                 std::fs::rename(
                     world.root().join(path),
@@ -154,24 +154,24 @@ async fn snapshots_and_merges_replace_their_entries_in_the_recipe() {
         shipment.flush(&world.context(), false).await.unwrap();
     }
     let expected = all(&world.root());
-    let made = compact(&logs, &id, 64).await.unwrap();
+    let made = compact(&logs, &id, 119).await.unwrap();
     assert_eq!(made.segments, 2);
     assert_eq!(
-        compact(&logs, &id, 64).await.unwrap().segments,
+        compact(&logs, &id, 119).await.unwrap().segments,
         0,
         "nothing is made twice"
     );
     let directory = world.path("bucket").join("v1/team/claude-code/s1");
-    for seq in 1..=61 {
+    for seq in 1..=93 {
         // The first half only as compacted segments, the second also as entries.
         let earlier = world.stored_at("s1", seq).await;
         assert!(
-            earlier.contains_key("projects/-work-app/s1.jsonl") || seq > 45 || seq == 1,
+            earlier.contains_key("projects/-work-app/s1.jsonl") || seq > 80 || seq == 1,
             "entry {seq}: {:?}",
             earlier.keys()
         );
     }
-    for collected in 1..=61 {
+    for collected in 1..=93 {
         std::fs::remove_file(directory.join(format!("log/{collected:012}.gz"))).unwrap();
     }
     let to = world.path("recovered");
@@ -183,7 +183,7 @@ async fn snapshots_and_merges_replace_their_entries_in_the_recipe() {
         .unwrap();
     assert_eq!(
         (verdict.damage, verdict.undamaged_to, verdict.objects),
-        (vec![], 65, 6)
+        (vec![], 119, 28)
     );
     // A point inside a merge cannot be restored any more, and the error lists the points that can.
     let target = Disk::new(world.path("target"));
@@ -194,7 +194,7 @@ async fn snapshots_and_merges_replace_their_entries_in_the_recipe() {
     };
     let options = restore::Options {
         point: ResolvedPoint {
-            at: LogPoint::Seq(40),
+            at: LogPoint::Seq(60),
             ..ResolvedPoint::default()
         },
         ..restore::Options::default()
@@ -205,7 +205,7 @@ async fn snapshots_and_merges_replace_their_entries_in_the_recipe() {
         error
             .hint_text()
             .unwrap()
-            .contains("--at seq:31 or --at seq:61"),
+            .contains("--at seq:47 or --at seq:93"),
         "{error} {:?}",
         error.hint_text()
     );

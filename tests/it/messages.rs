@@ -891,7 +891,7 @@ async fn reindex_gives_the_same_message_rows(database: TestDatabase) {
                 std::fs::create_dir_all(world.root().join(&moved).parent().unwrap()).unwrap();
                 std::fs::rename(world.root().join(path), world.root().join(&moved)).unwrap();
                 shipment.paths.insert(moved.parse().unwrap());
-                for number in 3..40 {
+                for number in 3..130 {
                     world.append(
                         &moved,
                         line(

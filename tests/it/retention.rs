@@ -64,15 +64,15 @@ fn restored(backend: &Backend, arguments: &[&str]) -> Vec<u8> {
 fn history_is_kept_for_the_grace_period_and_then_compacted() {
     let backend = Backend::file();
     let home = TempHome::new();
-    let whole = stream(&backend, &home, 40);
+    let whole = stream(&backend, &home, 80);
     let directory = session(&backend);
-    // A claim and 40 deltas: the daemon has made a snapshot of the first 31.
+    // A claim and 80 deltas: the daemon has made a snapshot of the first 47.
     assert_eq!(
         (
             count(&directory.join("log")),
             count(&directory.join("snap"))
         ),
-        (41, 1)
+        (81, 1)
     );
     let third = restored(&backend, &["--at", "seq:4"]);
     assert!(whole.starts_with(&third) && third.iter().filter(|byte| **byte == b'\n').count() == 3);
@@ -82,7 +82,7 @@ fn history_is_kept_for_the_grace_period_and_then_compacted() {
         .run(&home, &["gc", "--ttl", "never", "--json"])
         .json();
     assert_eq!(plan["objects"], 0, "{plan}");
-    assert_eq!(count(&directory.join("log")), 41);
+    assert_eq!(count(&directory.join("log")), 81);
 
     age_objects(&backend, 2 * DAY);
     let plan = backend
@@ -91,14 +91,14 @@ fn history_is_kept_for_the_grace_period_and_then_compacted() {
     assert_eq!(
         (&plan["objects"], &plan["collected"][0]["steps"]),
         (
-            &31.into(),
+            &47.into(),
             &serde_json::json!(["delete_covered", "merge_small"])
         ),
         "{plan}"
     );
     assert_eq!(
         count(&directory.join("log")),
-        41,
+        81,
         "a dry run deletes nothing"
     );
     backend.run(&home, &["gc", "--ttl", "never"]).ok();
@@ -107,7 +107,7 @@ fn history_is_kept_for_the_grace_period_and_then_compacted() {
             count(&directory.join("log")),
             count(&directory.join("snap"))
         ),
-        (10, 2)
+        (34, 2)
     );
     assert_eq!(restored(&backend, &[]), whole);
     assert_eq!(

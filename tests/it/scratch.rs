@@ -31,7 +31,7 @@ fn verify_fork_export_and_gc_work_without_a_writable_temporary_directory() {
     let backend = Backend::file();
     let home = TempHome::new();
     let daemon = backend.daemon(&home, &["--flush-interval", "10ms"]);
-    for number in 0..40 {
+    for number in 0..80 {
         append(&transcript(&home, "s1"), format!("{{\"n\":{number}}}\n"));
         backend.run(&home, &["flush", "--wait"]).ok();
     }

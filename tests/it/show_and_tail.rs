@@ -244,7 +244,7 @@ async fn tail_follow_costs_one_request_per_poll_and_survives_changes() {
         world.append(PATH, line(number, "user", &format!("n{number}")));
         shipment.flush(&world.context(), false).await.unwrap();
     };
-    for _ in 0..40 {
+    for _ in 0..80 {
         write(&mut shipment).await;
     }
     let scratch = tempfile::tempdir().unwrap();
@@ -277,16 +277,16 @@ async fn tail_follow_costs_one_request_per_poll_and_survives_changes() {
     );
     assert_eq!(
         texts(&follower.poll(true).await.unwrap()),
-        (101..=140).map(|n| format!("n{n}")).collect::<Vec<_>>()
+        (101..=180).map(|n| format!("n{n}")).collect::<Vec<_>>()
     );
     assert_eq!(follower.poll(true).await.unwrap(), []);
     write(&mut shipment).await;
-    assert_eq!(texts(&follower.poll(true).await.unwrap()), ["n141"]);
+    assert_eq!(texts(&follower.poll(true).await.unwrap()), ["n181"]);
     // Removed, and revived by its writer.
     remove::remove(&logs, &id).await.unwrap();
     assert_eq!(texts(&follower.poll(true).await.unwrap()), ["Removed"]);
     write(&mut shipment).await;
-    assert_eq!(texts(&follower.poll(true).await.unwrap()), ["n142"]);
+    assert_eq!(texts(&follower.poll(true).await.unwrap()), ["n182"]);
     // Deleted completely; it starts again with everything its writer still has.
     remove::remove(&logs, &id).await.unwrap();
     assert_eq!(texts(&follower.poll(true).await.unwrap()), ["Removed"]);
@@ -302,7 +302,7 @@ async fn tail_follow_costs_one_request_per_poll_and_survives_changes() {
         shipment.ledger.as_ref().unwrap().log_writer.seq < 10,
         "it starts again"
     );
-    assert_eq!(texts(&follower.poll(true).await.unwrap()), ["n143"]);
+    assert_eq!(texts(&follower.poll(true).await.unwrap()), ["n183"]);
     // The end is read from few objects, for `tail` and for `show`.
     for _ in 0..20 {
         write(&mut shipment).await;
@@ -311,17 +311,17 @@ async fn tail_follow_costs_one_request_per_poll_and_survives_changes() {
     let (_, events) = Follower::start(&logs, world.profile(), &id, 1, false)
         .await
         .unwrap();
-    assert_eq!(texts(&events), ["n163"]);
+    assert_eq!(texts(&events), ["n203"]);
     assert!(
         world.store.requests() - before <= 10,
         "{} requests for one message",
         world.store.requests() - before
     );
     for (at, text) in [
-        (LogPoint::Latest, "n163"),
+        (LogPoint::Latest, "n203"),
         (
             LogPoint::Seq(shipment.ledger.as_ref().unwrap().log_writer.seq - 1),
-            "n162",
+            "n202",
         ),
     ] {
         let point = ResolvedPoint {
