@@ -161,12 +161,7 @@ impl Logs {
             .await?
             || fences.read_fence(id).await?.as_ref() == Some(&reserved);
         if !is_reserved {
-            let newer = self.list_entries(id, writer.seq).await?;
-            let Some(found) = newer.first() else {
-                // Another writer reserved the `seq` and has not written it yet; it owns the log.
-                return Ok(AppendOutcome::Conflict(None));
-            };
-            return self.read_conflict(id, found.seq, entry).await;
+            return self.read_lost_reservation(append).await;
         }
         // This writer may have written an entry here before a crash. Overwriting that entry would
         // lose acknowledged bytes.
@@ -184,6 +179,32 @@ impl Logs {
             Some(current) if current == reserved => Ok(AppendOutcome::Written),
             _ if is_active(Mutation::SkipFenceCheckAfterWrite) => Ok(AppendOutcome::Written),
             _ => Ok(AppendOutcome::Conflict(None)),
+        }
+    }
+
+    /// The outcome of an append whose `seq` another writer has moved the fence beyond.
+    async fn read_lost_reservation(&self, append: Append<'_>) -> Result<AppendOutcome> {
+        let Append { id, entry, .. } = append;
+        let newer = self.list_entries(id, append.writer.seq).await?;
+        let Some(found) = newer.first() else {
+            // Another writer reserved the `seq` and has not written it yet; it owns the log.
+            return Ok(AppendOutcome::Conflict(None));
+        };
+        let outcome = self.read_conflict(id, found.seq, entry).await?;
+        if !matches!(outcome, AppendOutcome::Written) {
+            return Ok(outcome);
+        }
+        // The entry may have arrived after the other writer listed the log. It is part of the log
+        // only if the next entry continues it.
+        let next = match newer.get(1) {
+            Some(next) => self.read_entry(id, next.seq).await?,
+            None => None,
+        };
+        match next {
+            Some(next) if next.header.prev_digest == Some(entry.digest) => {
+                Ok(AppendOutcome::Written)
+            }
+            next => Ok(AppendOutcome::Conflict(next.map(Box::new))),
         }
     }
 
