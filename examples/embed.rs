@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use sessiond::{
     AgentConfig, Counters, HealthState, IndexConfig, IndexUpdate, Parts, RestoreRequest,
-    RestoreService, Service, ServiceOptions, SessionMetadata, SessionSelector, SessionSet,
-    Settings, StoreConfig, SystemClock,
+    RestoreService, Service, ServiceOptions, SessionLimit, SessionMetadata, SessionSelector,
+    SessionSet, Settings, StoreConfig, SystemClock,
 };
 use tokio::time::Instant;
 
@@ -53,13 +53,14 @@ async fn stream_and_restore(directory: &Path) -> Result<(), Box<dyn Error>> {
 
     // Lock the directory, then stream it: the service uploads changes within the flush interval.
     let counters = Arc::new(Counters::default());
-    let lock = RestoreService::open(&parts, None, counters.clone(), IndexUpdate::Deferred)?;
+    let lock = RestoreService::open(&parts, counters.clone(), IndexUpdate::Deferred)?;
     let options = ServiceOptions {
         flush_interval: Duration::from_millis(200),
         max_concurrent_flushes: 8,
         ready_file: None,
         metadata: SessionMetadata::default(),
         heartbeat: None,
+        limit: SessionLimit::default(),
     };
     let health = HealthState::new(Arc::new(SystemClock));
     let service = Service::start(&parts, options, Vec::new(), &health).await?;
@@ -83,7 +84,7 @@ async fn stream_and_restore(directory: &Path) -> Result<(), Box<dyn Error>> {
 
     // Restore the session into another directory and claim it. This fences the first writer.
     let parts = parts.with_root(second.clone());
-    let service = RestoreService::open(&parts, None, counters, IndexUpdate::Immediate)?;
+    let service = RestoreService::open(&parts, counters, IndexUpdate::Immediate)?;
     let selector = SessionSelector::Id(SESSION.to_owned());
     let request = RestoreRequest::new(SessionSet::Selected(selector));
     let summary = service.restore(&request).await?;

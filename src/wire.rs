@@ -31,7 +31,8 @@ use crate::store::limited::ConcurrencyLimited;
 use crate::store::retrying::RetryingReads;
 use crate::store::s3::{S3Settings, S3Store, Sse};
 use crate::store::signature::{SignaturePolicy, SignatureSettings};
-use crate::sys::{Disk, Rng, SystemClock, SystemRng};
+use crate::sys::private_file::is_open_to_others;
+use crate::sys::{Disk, Owner, Rng, SystemClock, SystemRng};
 
 /// Default number of concurrent flushes.
 pub const DEFAULT_CONCURRENT_FLUSHES: usize = 8;
@@ -58,7 +59,10 @@ pub struct Parts {
     pub(crate) keyring: Keyring,
     /// The store without encryption: it returns objects as they are stored.
     unencrypted_store: Arc<dyn Store>,
-    root: Option<PathBuf>,
+    /// The agent's directory.
+    agent_directory: Option<Disk>,
+    /// The root: the agent's directory, or the mirror in it.
+    root: Option<Arc<Disk>>,
 }
 
 impl Parts {
@@ -110,6 +114,7 @@ impl Parts {
             witness,
             keyring,
             unencrypted_store,
+            agent_directory: None,
             root: None,
         };
         Ok(root.map_or(parts.clone(), |root| parts.with_root(root)))
@@ -117,23 +122,49 @@ impl Parts {
 
     /// The agent's root.
     pub fn root(&self) -> Result<&Path> {
-        self.root
-            .as_deref()
-            .ok_or_else(|| unknown_root(&*self.profile))
+        match &self.root {
+            Some(root) => Ok(root.root()),
+            None => Err(unknown_root(&*self.profile)),
+        }
     }
 
     /// The agent's root as a directory to read and write. A root that is a symlink is followed
     /// once.
     pub fn directory(&self) -> Result<Arc<Disk>> {
-        Ok(Arc::new(Disk::new(self.root()?)))
+        let root = self.root.clone();
+        root.ok_or_else(|| unknown_root(&*self.profile))
     }
 
-    /// The same parts with another root.
+    /// The same parts with another root. As root, the files that sessiond creates belong to the
+    /// owner of the directory.
     #[must_use]
     pub fn with_root(&self, root: PathBuf) -> Parts {
-        let mirror = mirror(&*self.profile, &root).map(Arc::new);
-        let root = mirror.as_ref().map_or(root, |mirror| mirror.directory());
-        let keyring = self.keyring.with_writer_key_in(Arc::new(Disk::new(&root)));
+        let disk = Disk::new(root);
+        let owner = rustix::process::geteuid()
+            .is_root()
+            .then(|| disk.owner().ok())
+            .flatten();
+        self.with_agent_directory(disk.on_behalf_of(owner, false))
+    }
+
+    /// The same parts, but every access to the agent's directory has the rights of `owner`, and new
+    /// files belong to it.
+    #[must_use]
+    pub fn with_owner(&self, owner: Owner) -> Parts {
+        match &self.agent_directory {
+            Some(directory) => self.with_agent_directory(directory.on_behalf_of(Some(owner), true)),
+            None => self.clone(),
+        }
+    }
+
+    fn with_agent_directory(&self, directory: Disk) -> Parts {
+        let mirror = mirror(&*self.profile, &directory).map(Arc::new);
+        let root = match &mirror {
+            Some(mirror) => mirror.directory(),
+            None => directory.clone(),
+        };
+        let root = Arc::new(root);
+        let keyring = self.keyring.with_writer_key_in(root.clone());
         let current = &self.logs.store;
         let policy = EncryptionPolicy::new(keyring, current.policy().plaintext_reads);
         let store = EncryptedStore::new(self.unencrypted_store.clone(), policy)
@@ -144,6 +175,7 @@ impl Parts {
             ..self.logs.clone()
         };
         Parts {
+            agent_directory: Some(directory),
             root: Some(root),
             mirror,
             store,
@@ -158,7 +190,8 @@ pub fn agent_root(settings: &Settings) -> Result<PathBuf> {
     let profile = profile(settings)?;
     let root = find_root(settings, &*profile, &Environment::from_process())?
         .ok_or_else(|| unknown_root(&*profile))?;
-    Ok(mirror(&*profile, &root).map_or(root, |mirror| mirror.directory()))
+    let mirror = mirror(&*profile, &Disk::new(&root));
+    Ok(mirror.map_or(root, |mirror| mirror.directory().root().to_owned()))
 }
 
 /// The root of a session store: the configured one, or one in the data directory. It must not be
@@ -185,8 +218,8 @@ pub fn session_store_root(settings: &Settings) -> Result<PathBuf> {
 }
 
 /// The mirror of the agent's database, if the agent stores its sessions in one.
-fn mirror(profile: &dyn Profile, root: &Path) -> Option<Mirror> {
-    (profile.name().as_str() == OpenCode::NAME).then(|| Mirror::open(root))
+fn mirror(profile: &dyn Profile, directory: &Disk) -> Option<Mirror> {
+    (profile.name().as_str() == OpenCode::NAME).then(|| Mirror::open(directory))
 }
 
 fn find_root(
@@ -407,10 +440,22 @@ fn load_signatures(settings: &Settings) -> Result<SignaturePolicy> {
 }
 
 fn load_keyring(settings: &Settings) -> Result<Keyring> {
-    Keyring::load(&KeySettings {
+    let keyring = Keyring::load(&KeySettings {
         recipients: settings.encryption.encrypt_to.clone(),
         identity_files: settings.encryption.identity.clone(),
-    })
+    })?;
+    for path in &settings.encryption.identity {
+        if is_open_to_others(path).unwrap_or(false) {
+            let path = path.display().to_string();
+            return Err(Error::usage(format!(
+                "invalid --identity value {path:?}: other users can read or change the file"
+            ))
+            .hint(format!(
+                "run \"chmod 600 {path}\"; for a Kubernetes secret, set defaultMode to 0400"
+            )));
+        }
+    }
+    Ok(keyring)
 }
 
 /// The index as a witness. A file that does not exist yet knows nothing, and is not created.

@@ -48,6 +48,10 @@ pub struct LogFlusher {
     is_ledger_stale: bool,
     /// This process has checked that the store has the last entry of the ledger.
     is_confirmed: bool,
+    /// The ledger comes from the agent's directory, where the agent can change it.
+    is_ledger_from_disk: bool,
+    /// This process has written to the log, or the store confirmed that an earlier one had.
+    is_own_log: bool,
     /// The cursors of a project's files from before another writer appended.
     cursors_before_conflict: BTreeMap<RelPath, FileCursor>,
     /// The changes do not fit into a small entry.
@@ -105,6 +109,8 @@ impl LogFlusher {
             pending: None,
             is_ledger_stale: false,
             is_confirmed: false,
+            is_ledger_from_disk: false,
+            is_own_log: false,
             cursors_before_conflict: BTreeMap::new(),
             is_large: false,
             unsaved_entries: 0,
@@ -205,9 +211,14 @@ impl LogFlusher {
         let store = context.logs.store.address();
         let on_disk = blocking(|| Ledger::load(&*context.directory, &store, &self.id))
             .filter(|_| !self.is_ledger_stale);
+        self.is_ledger_from_disk = on_disk.is_some();
         let mut ledger = match on_disk {
             Some(ledger) => ledger,
-            None => recover_ledger(context, &self.id).await?,
+            None => {
+                let ledger = recover_ledger(context, &self.id).await?;
+                self.check_limit(context, &ledger.log_writer)?;
+                ledger
+            }
         };
         if self.transcript_reader.models().is_empty() {
             self.transcript_reader.continue_with(&ledger.models);
@@ -273,6 +284,7 @@ impl LogFlusher {
             let Some(claim) = context.logs.claim(&self.id, log_writer, end).await? else {
                 return Ok(Step::Recover);
             };
+            self.is_own_log = true;
             self.save(context, ledger, true);
             entry_appended(context, ledger, &claim, ParsedTranscripts::default());
         }
@@ -362,6 +374,7 @@ impl LogFlusher {
         } = pending;
         outcome.raw_bytes += encoded.header.body_len();
         outcome.entries += 1;
+        self.is_own_log = true;
         let mut transcripts = std::mem::take(&mut changes.transcripts);
         // The lines that were uploaded can name files that the change detection did not know.
         let mut named = std::mem::take(&mut transcripts.named_files);
@@ -414,7 +427,10 @@ impl LogFlusher {
         context: &CaptureContext,
         ledger: &mut Ledger,
     ) -> Result<Option<Step>> {
-        let exists = self.has_last_entry(context, &ledger.log_writer).await?;
+        let exists = match self.is_ledger_from_disk && !self.is_confirmed {
+            true => self.is_confirmed_by_store(context, ledger).await?,
+            false => self.has_last_entry(context, &ledger.log_writer).await?,
+        };
         let log_writer = &ledger.log_writer;
         let has_reserved_seq = exists
             && log_writer.target == WriteTarget::Main
@@ -438,10 +454,70 @@ impl LogFlusher {
             return Ok(Some(Step::Recover));
         }
         if exists {
+            let is_unproven = log_writer.target == WriteTarget::Branch && log_writer.seq == 0;
+            self.is_own_log |= self.is_ledger_from_disk && !is_unproven;
+            if is_unproven {
+                self.check_limit(context, log_writer)?;
+            }
             return Ok(None);
         }
-        tracing::warn!(session = %self.id.name, seq = log_writer.seq, "the last entry in the ledger is not in the store; reading the log");
+        tracing::warn!(session = %self.id.name, seq = log_writer.seq, "the store does not confirm the last entry in the ledger; reading the log");
         Ok(Some(Step::Recover))
+    }
+
+    /// Fails if this process must not continue a log that others wrote.
+    fn check_limit(&self, context: &CaptureContext, log_writer: &LogWriter) -> Result<()> {
+        let is_new = log_writer.seq == 0 && log_writer.target == WriteTarget::Unclaimed;
+        if is_new || self.is_own_log || context.session_limit.contains(&self.id.name) {
+            return Ok(());
+        }
+        Err(Error::conflict(format!(
+            "session {} exists in the store and is not one of the sessions in --only",
+            self.id.name
+        ))
+        .hint(format!(
+            "add {} to --only if this machine should continue the session",
+            self.id.name
+        )))
+    }
+
+    /// Whether the store proves that the writer of a ledger from disk wrote its last entry. The
+    /// agent can write any ledger, but it does not know the digest of an entry that it has not
+    /// written.
+    async fn is_confirmed_by_store(
+        &self,
+        context: &CaptureContext,
+        ledger: &Ledger,
+    ) -> Result<bool> {
+        let (logs, log_writer) = (&context.logs, &ledger.log_writer);
+        let seq = log_writer.seq;
+        let has_digest = |entry: &Entry| log_writer.digest == Some(entry.digest);
+        let in_log = match log_writer.target {
+            // Nothing is confirmed, but a branch is nobody else's log.
+            WriteTarget::Branch if seq == 0 => return Ok(true),
+            _ if seq == 0 => return Ok(false),
+            WriteTarget::Branch => {
+                let read = logs.read_branch_entry(&self.id, &log_writer.writer, seq);
+                if readable(read.await)?.is_some_and(|entry| has_digest(&entry)) {
+                    return Ok(true);
+                }
+                readable(logs.read_entry(&self.id, seq).await)?
+            }
+            WriteTarget::Main | WriteTarget::Unclaimed => {
+                readable(logs.read_entry(&self.id, seq).await)?
+            }
+        };
+        let Some(entry) = in_log.filter(has_digest) else {
+            return Ok(false);
+        };
+        let is_writer =
+            log_writer.target != WriteTarget::Main || entry.header.writer == log_writer.writer;
+        // A cursor behind the stored bytes would leave a gap.
+        let has_cursors = entry.header.parts.iter().all(|part| {
+            let cursor = ledger.files.get(&part.path);
+            cursor.is_none_or(|cursor| cursor.len <= part.end())
+        });
+        Ok(is_writer && has_cursors)
     }
 
     async fn has_last_entry(
@@ -640,6 +716,16 @@ fn apply_own_entry(context: &CaptureContext, ledger: &mut Ledger, entry: &Entry)
         }
     }
     Ok(is_proven)
+}
+
+/// An entry that can be read; none if it is missing, damaged or encrypted for others.
+fn readable(read: Result<Option<Entry>>) -> Result<Option<Entry>> {
+    match read {
+        Err(error) if error.kind() == ErrorKind::Corrupt || error.kind().is_unreadable() => {
+            Ok(None)
+        }
+        read => read,
+    }
 }
 
 /// Whether an entry exists, readable or not.

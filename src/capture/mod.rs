@@ -20,6 +20,7 @@ pub mod tracked_log;
 mod waiters;
 pub mod watch;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,6 +29,7 @@ use crate::agent::Profile;
 use crate::error::Result;
 use crate::index::EntryRecord;
 use crate::log::Logs;
+use crate::model::LogName;
 use crate::sys::Directory;
 
 pub use compaction_queue::CompactionQueue;
@@ -62,6 +64,37 @@ pub struct CaptureContext {
     pub max_concurrent_flushes: usize,
     /// The sizes of entries.
     pub limits: EntryLimits,
+    /// The existing sessions that may be continued.
+    pub session_limit: SessionLimit,
+}
+
+/// The sessions of the store that this process may continue without having written to them before.
+/// It may always create a session.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SessionLimit(Option<BTreeSet<LogName>>);
+
+impl SessionLimit {
+    /// Only these sessions.
+    pub fn only(sessions: impl IntoIterator<Item = LogName>) -> SessionLimit {
+        SessionLimit(Some(sessions.into_iter().collect()))
+    }
+
+    /// Adds sessions, if there is a limit.
+    pub fn add(&mut self, sessions: impl IntoIterator<Item = LogName>) {
+        if let SessionLimit(Some(allowed)) = self {
+            allowed.extend(sessions);
+        }
+    }
+
+    /// Whether a log may be continued. The limit does not apply to the logs of projects, which any
+    /// writer continues.
+    pub fn contains(&self, name: &LogName) -> bool {
+        let SessionLimit(allowed) = self;
+        name.is_project()
+            || allowed
+                .as_ref()
+                .is_none_or(|allowed| allowed.contains(name))
+    }
 }
 
 impl CaptureContext {

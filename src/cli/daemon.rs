@@ -7,13 +7,12 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 use tokio::time::{Instant, timeout_at};
 
-use crate::cli::start::{self, RestoreArgs, TakeoverArgs};
+use crate::cli::start::{self, LimitArgs, RestoreArgs, TakeoverArgs};
 use crate::cli::{exit, print};
 use crate::config::{Settings, StreamConfig};
 use crate::daemon::service::{Service, ServiceOptions};
 use crate::daemon::signals::Signals;
 use crate::error::{Error, Result};
-use crate::sys::{Disk, Owner};
 
 /// How often a process is checked on a kernel that does not report its exit.
 const PID_CHECK_INTERVAL: Duration = Duration::from_millis(200);
@@ -40,6 +39,10 @@ pub struct Args {
     #[command(flatten)]
     pub takeover: TakeoverArgs,
 
+    /// The sessions to write to.
+    #[command(flatten)]
+    pub limit: LimitArgs,
+
     /// The session to restore.
     #[command(flatten)]
     pub restore: RestoreArgs,
@@ -64,6 +67,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     };
     let mut signals = Signals::for_termination()?;
     let options = start::options(settings, &args.stream).await?;
+    let options = args.limit.apply(options)?;
     let health = start::start_probes(&args.stream, false).await?;
     let prepare = start::prepare(
         settings,
@@ -112,7 +116,6 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let is_terminated = deadline.is_some();
     let deadline = deadline.unwrap_or_else(|| Instant::now() + flush_deadline);
     let ended = final_flush(streaming.service, deadline, &mut signals, is_terminated).await?;
-    hand_over_state(streaming.restore.disk(), streaming.restore.owner());
     Ok(ended.exit_code())
 }
 
@@ -165,18 +168,7 @@ async fn flush_unstarted(
         _ = signals.termination() => return Ok(abort_flush()),
     };
     let ended = final_flush(streaming.service, deadline, signals, true).await?;
-    hand_over_state(streaming.restore.disk(), streaming.restore.owner());
     Ok(ended.exit_code())
-}
-
-/// As root: gives the state directory to the owner of the agent's directory, so that the next
-/// sessiond can run as that user.
-pub fn hand_over_state(disk: &Disk, owner: Option<Owner>) {
-    if let Some(owner) = owner
-        && let Err(cause) = disk.chown_state(owner)
-    {
-        tracing::warn!(%cause, "cannot change the owner of .sessiond");
-    }
 }
 
 /// Runs the final flush. A second termination signal ends it.

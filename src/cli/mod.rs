@@ -55,6 +55,7 @@ use std::process::ExitCode;
 
 use clap::{ArgMatches, FromArgMatches, Parser, Subcommand};
 use clap_complete::CompleteEnv;
+use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 
 use crate::config::{LoadedFile, Settings, StreamConfig, load};
 use crate::daemon::traces::{self, Exporter, TraceExport, Traces};
@@ -128,6 +129,9 @@ enum Command {
 
 /// Runs the command of the command line and returns its exit code.
 pub fn main() -> ExitCode {
+    // Other processes of this user, such as the agent, must not read the credentials in the memory
+    // and the environment of this one through /proc. This also prevents core dumps.
+    let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
     CompleteEnv::with_factory(help::command)
         .var(environment::COMPLETE)
         .complete();
@@ -183,6 +187,12 @@ fn run(cli: Cli, matches: &ArgMatches) -> Result<u8> {
     logging::start(&settings.output, shares_terminal, traces.as_ref())?;
     if !command.is_hook_event() {
         environment::warn_about_unknown(&help::command());
+    }
+    if let Some(file) = file.as_ref().filter(|file| file.is_exposed) {
+        tracing::warn!(
+            "other users can read {}, which has a password; run \"chmod 600\" on it",
+            file.path.display()
+        );
     }
     // Two threads: one decompresses or hashes while the other waits for the store. More threads
     // would only use more memory.

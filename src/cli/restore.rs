@@ -101,9 +101,10 @@ pub struct Args {
     #[arg(long)]
     pub dry_run: bool,
 
-    /// Owner of restored files (user:group) [default: owner of the directory]
+    /// Owner of new files (user:group) [default: owner of the directory]
     ///
-    /// Applies if sessiond runs as root.
+    /// Applies if sessiond runs as root. It then accesses the directory with the rights of this
+    /// user only.
     #[arg(long, env = "SESSIOND_OWNER", value_name = "USER:GROUP")]
     pub owner: Option<String>,
 
@@ -123,11 +124,11 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         true => from_env::decode(&parts)?,
         false => None,
     };
-    let owner = select::owner(args.owner.as_deref(), &*parts.directory()?)?;
+    let parts = select::with_owner(parts, args.owner.as_deref())?;
     let (counters, index) = (Arc::default(), IndexUpdate::Immediate);
     let service = match args.dry_run {
-        true => RestoreService::without_lock(&parts, owner, counters, index)?,
-        false => RestoreService::open(&parts, owner, counters, index)?,
+        true => RestoreService::without_lock(&parts, counters, index)?,
+        false => RestoreService::open(&parts, counters, index)?,
     };
     let progress = progress::show(settings, &parts, "restoring");
     let summary = match inline {

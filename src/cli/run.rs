@@ -8,10 +8,11 @@ use tokio::time::Instant;
 
 use crate::cli::daemon::FinalFlush;
 use crate::cli::logging::TerminalSilence;
-use crate::cli::start::{self, NotStarted, RestoreArgs, Streaming, TakeoverArgs};
+use crate::cli::start::{self, LimitArgs, NotStarted, RestoreArgs, Streaming, TakeoverArgs};
 use crate::cli::{daemon, exit, print};
 use crate::config::{self, Settings, StreamConfig};
 use crate::daemon::child::Child;
+use crate::daemon::child_environment::ChildEnvironment;
 use crate::daemon::signals::Signals;
 use crate::error::{Error, Result};
 use crate::operations::launch::{self, Launch};
@@ -44,9 +45,26 @@ pub struct Args {
     #[arg(long, env = "SESSIOND_KILL_AFTER", value_name = "TIME")]
     pub kill_after: Option<String>,
 
+    /// Variables that the command gets although sessiond uses them: NAME or PREFIX*
+    ///
+    /// The command gets no SESSIOND_ variable with settings of the store, the index or keys. If the
+    /// store is in S3, it gets no AWS credentials, and if the index is in PostgreSQL, no PG variable.
+    /// An agent that calls AWS itself, such as Claude Code on Bedrock, needs --pass-env 'AWS_*'.
+    #[arg(
+        long,
+        env = "SESSIOND_PASS_ENV",
+        value_name = "NAMES",
+        value_delimiter = ','
+    )]
+    pub pass_env: Vec<String>,
+
     /// The reaction to a takeover.
     #[command(flatten)]
     pub takeover: TakeoverArgs,
+
+    /// The sessions to write to.
+    #[command(flatten)]
+    pub limit: LimitArgs,
 
     /// The session to restore.
     #[command(flatten)]
@@ -69,6 +87,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     };
     args.restore.check()?;
     let options = start::options(settings, &args.stream).await?;
+    let options = args.limit.apply(options)?;
     let continues_on_error = args.restore.continues_on_error();
     let health = start::start_probes(&args.stream, continues_on_error).await?;
     // A signal during the restore must stop it cleanly, without a partially written directory.
@@ -101,7 +120,8 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     };
     // From here on, the terminal belongs to the command.
     let silence = TerminalSilence::start();
-    let mut child = match start_child(&args.command, launch.as_ref()) {
+    let environment = child_environment(settings, args.pass_env);
+    let mut child = match start_child(&args.command, &environment, launch.as_ref()) {
         Ok(child) => child,
         Err((code, error)) => {
             drop(silence);
@@ -137,9 +157,25 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     Ok(u8::try_from(code).unwrap_or(exit::FAILED))
 }
 
+/// The environment of the command.
+fn child_environment(settings: &Settings, pass: Vec<String>) -> ChildEnvironment {
+    let has_scheme = |url: &Option<String>, scheme: &str| {
+        url.as_ref().is_some_and(|url| url.starts_with(scheme))
+    };
+    ChildEnvironment {
+        uses_aws: has_scheme(&settings.store.url, "s3:"),
+        uses_postgres: has_scheme(&settings.index.url, "postgres"),
+        pass,
+    }
+}
+
 /// Starts the command with the arguments and variables of the session. An error comes with its exit
 /// code.
-fn start_child(command: &[OsString], launch: Option<&Launch>) -> Result<Child, (u8, Error)> {
+fn start_child(
+    command: &[OsString],
+    environment: &ChildEnvironment,
+    launch: Option<&Launch>,
+) -> Result<Child, (u8, Error)> {
     let (command, variables) = match launch {
         Some(launch) => {
             let expanded = launch.expand(command);
@@ -148,7 +184,7 @@ fn start_child(command: &[OsString], launch: Option<&Launch>) -> Result<Child, (
         }
         None => (launch::without_placeholder(command), Vec::new()),
     };
-    Child::start(&command, &variables)
+    Child::start(&command, environment, &variables)
         .map_err(|(failure, error)| (exit::of_command(failure), error))
 }
 
@@ -230,6 +266,5 @@ async fn stop(
             "the last bytes of the command are not durable; they are still in the agent's directory"
         );
     }
-    daemon::hand_over_state(restore.disk(), restore.owner());
     Ok(ended)
 }

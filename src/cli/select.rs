@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::model::{AgentName, LogId, LogPoint, PointSpec, WriterId};
 use crate::restore::{TargetProject, find_project};
 use crate::sessions::find::{self, LatestFilter, SessionSelector};
-use crate::sys::{Clock, Disk, Owner, SystemClock, account};
+use crate::sys::{Clock, SystemClock, account};
 use crate::wire::Parts;
 
 /// The help text of `--at`.
@@ -172,18 +172,10 @@ pub fn target_project(parts: &Parts, directory: &Path) -> Result<TargetProject> 
     .hint("remove --cwd"))
 }
 
-/// The owner of restored files: the argument or, for root, the owner of the directory.
-pub fn owner(argument: Option<&str>, disk: &Disk) -> Result<Option<Owner>> {
-    if let Some(text) = argument {
-        return account::parse_owner(text).map(Some);
+/// The parts, with the rights of the user in `--owner`, if it is given.
+pub fn with_owner(parts: Parts, argument: Option<&str>) -> Result<Parts> {
+    match argument {
+        Some(text) => Ok(parts.with_owner(account::parse_owner(text)?)),
+        None => Ok(parts),
     }
-    if !rustix::process::geteuid().is_root() {
-        return Ok(None);
-    }
-    disk.owner().map(Some).map_err(|cause| {
-        Error::io(
-            format!("find the owner of {}", disk.root().display()),
-            cause,
-        )
-    })
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use crate::agent::claude_code::ClaudeCode;
-use crate::cli::{daemon, print, select, start};
+use crate::cli::{daemon, print, start};
 use crate::config::{Settings, StreamConfig};
 use crate::daemon::listen::ListenAddress;
 use crate::daemon::service::Service;
@@ -76,9 +76,8 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         .with_root(root);
     let mut signals = Signals::for_termination()?;
     let disk = parts.directory()?;
-    let owner = select::owner(None, &disk)?;
     let (counters, index) = (health.counters.clone(), IndexUpdate::Deferred);
-    let restore = Arc::new(RestoreService::open(&parts, owner, counters, index)?);
+    let restore = Arc::new(RestoreService::open(&parts, counters, index)?);
     let address = address
         .unwrap_or_else(|| ListenAddress::Unix(state_dir(disk.root()).join("session-store")));
     let (listener, bound) = address.bind().await?;
@@ -95,8 +94,5 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     })
     .await;
     let ended = daemon::final_flush(service, deadline, &mut signals, true).await?;
-    if let Err(error) = restore.chown_state() {
-        tracing::warn!(%error, "the state keeps its owner");
-    }
     Ok(ended.exit_code())
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use clap::builder::BoolishValueParser;
 
+use crate::capture::SessionLimit;
 use crate::cli::{exit, select};
 use crate::config::{self, Settings, StreamConfig};
 use crate::daemon::health::HealthState;
@@ -14,6 +15,7 @@ use crate::daemon::heartbeat::Heartbeat;
 use crate::daemon::probes;
 use crate::daemon::service::{Service, ServiceOptions};
 use crate::error::{Error, Result};
+use crate::model::LogName;
 use crate::operations::launch::{Launch, Starter};
 use crate::operations::restore::{
     IfMissing, IndexUpdate, RestoreRequest, RestoreService, SessionSet,
@@ -78,6 +80,37 @@ impl TakeoverArgs {
     }
 }
 
+/// The value of `--only` that names no session besides the restored one.
+const RESTORED: &str = "restored";
+
+/// The sessions to write to.
+#[derive(Debug, clap::Args)]
+pub struct LimitArgs {
+    /// Sessions to continue: full IDs, or "restored" for the restored one [default: all]
+    ///
+    /// The agent can create files with the ID of any session. With this option, sessiond continues
+    /// a session of the store only if it is named here, was restored by this process, or was
+    /// written before from this directory. New sessions, such as those of sub-agents, are stored.
+    #[arg(long, env = "SESSIOND_ONLY", value_name = "IDS", value_delimiter = ',')]
+    pub only: Vec<String>,
+}
+
+impl LimitArgs {
+    /// Adds the limit to the options of streaming.
+    pub fn apply(&self, options: ServiceOptions) -> Result<ServiceOptions> {
+        if self.only.is_empty() {
+            return Ok(options);
+        }
+        let named = self.only.iter().filter(|id| *id != RESTORED);
+        let sessions = named.map(|id| Ok(LogName::Session(id.parse()?)));
+        let sessions: Result<Vec<LogName>> = sessions.collect();
+        Ok(ServiceOptions {
+            limit: SessionLimit::only(sessions?),
+            ..options
+        })
+    }
+}
+
 /// The session to restore before streaming starts.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Restore options")]
@@ -138,9 +171,10 @@ pub struct RestoreArgs {
     #[arg(long)]
     pub accept_rollback: bool,
 
-    /// Owner of restored files (user:group) [default: owner of the directory]
+    /// Owner of new files (user:group) [default: owner of the directory]
     ///
-    /// Applies if sessiond runs as root.
+    /// Applies if sessiond runs as root. It then accesses the directory with the rights of this
+    /// user only.
     #[arg(long, env = "SESSIOND_OWNER", value_name = "USER:GROUP")]
     pub owner: Option<String>,
 
@@ -260,6 +294,7 @@ pub async fn options(settings: &Settings, stream: &StreamConfig) -> Result<Servi
         ready_file: probes.ready_file.clone(),
         metadata: stream.metadata.parse()?,
         heartbeat,
+        limit: SessionLimit::default(),
     })
 }
 
@@ -307,17 +342,18 @@ pub async fn prepare(
     settings: &Settings,
     restore: &RestoreArgs,
     stream: &StreamConfig,
-    options: ServiceOptions,
+    mut options: ServiceOptions,
     health: &Arc<HealthState>,
 ) -> Result<Streaming, NotStarted> {
-    let parts = Parts::build(settings, stream.flush.parallel);
-    let parts = parts.await.map_err(|error| NotStarted::new(error, None))?;
+    let parts = Parts::build(settings, stream.flush.parallel).await;
+    let parts = parts.and_then(|parts| select::with_owner(parts, restore.owner.as_deref()));
+    let parts = parts.map_err(|error| NotStarted::new(error, None))?;
     let unknown = Launch::unknown(&parts.profile);
     let failed = |launch: &Launch| {
         let launch = Some(launch.clone());
         move |error| NotStarted::new(error, launch)
     };
-    let restorer = open_restorer(&parts, restore, health).map_err(failed(&unknown))?;
+    let restorer = open_restorer(&parts, health).map_err(failed(&unknown))?;
     let request_id = stream.metadata.request.as_deref();
     let starter = restore.starter(&parts, &restorer, request_id);
     let starter = starter.map_err(failed(&unknown))?;
@@ -338,6 +374,8 @@ pub async fn prepare(
             });
         }
     };
+    options.limit.add(restored.iter().cloned());
+    options.limit.add(launch.session().map(LogName::Session));
     let service = Service::start(&parts, options, restored, health)
         .await
         .map_err(failed(&launch))?;
@@ -364,7 +402,8 @@ pub async fn prepare_without_restore(
     let health = HealthState::new(Arc::new(SystemClock));
     let start = async {
         let parts = Parts::build(settings, stream.flush.parallel).await?;
-        let restore = open_restorer(&parts, restore, &health)?;
+        let parts = select::with_owner(parts, restore.owner.as_deref())?;
+        let restore = open_restorer(&parts, &health)?;
         let service = Service::start(&parts, options, Vec::new(), &health).await?;
         let launch = Launch::unknown(&parts.profile);
         Ok(Streaming {
@@ -376,12 +415,7 @@ pub async fn prepare_without_restore(
     start.await.map_err(|error| NotStarted::new(error, None))
 }
 
-fn open_restorer(
-    parts: &Parts,
-    restore: &RestoreArgs,
-    health: &HealthState,
-) -> Result<RestoreService> {
-    let owner = select::owner(restore.owner.as_deref(), &*parts.directory()?)?;
+fn open_restorer(parts: &Parts, health: &HealthState) -> Result<RestoreService> {
     let counters = health.counters.clone();
-    RestoreService::open(parts, owner, counters, IndexUpdate::Deferred)
+    RestoreService::open(parts, counters, IndexUpdate::Deferred)
 }

@@ -7,8 +7,9 @@ use clap::Args as _;
 use serde::Deserialize;
 
 use super::{Settings, StreamConfig};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, redact_url};
 use crate::model::{Patterns, Prices};
+use crate::sys::private_file::is_open_to_others;
 
 /// A configuration file that was read.
 #[derive(Debug, Clone, Default)]
@@ -17,6 +18,8 @@ pub struct LoadedFile {
     pub path: PathBuf,
     /// The keys that it sets.
     pub keys: BTreeSet<String>,
+    /// The file has a password, and other users can read it.
+    pub is_exposed: bool,
 }
 
 /// The content of the file.
@@ -29,6 +32,20 @@ struct Content {
     profile: Option<Patterns>,
     #[serde(default)]
     prices: Prices,
+}
+
+impl Content {
+    /// Whether a setting has a password or a token.
+    fn has_secret(&self) -> bool {
+        let urls = [
+            &self.settings.store.url,
+            &self.settings.index.url,
+            &self.settings.s3.endpoint,
+            &self.settings.telemetry.otlp_endpoint,
+        ];
+        let has_password = |url: &String| *url != redact_url(url);
+        self.stream.probes.heartbeat_url.is_some() || urls.into_iter().flatten().any(has_password)
+    }
 }
 
 /// The keys that a configuration file may have: one per setting, and the two tables.
@@ -68,13 +85,19 @@ pub fn load(
     let text = std::fs::read_to_string(&path)
         .map_err(|cause| Error::unreadable_file(format!("read {}", path.display()), cause))?;
     let (content, keys) = parse(&path, &text)?;
+    let has_secret = content.has_secret();
     settings.profile = content.profile;
     settings.prices = content.prices;
     fill_settings(settings, content.settings);
     if let Some(stream) = stream {
         fill_stream(stream, content.stream);
     }
-    Ok(Some(LoadedFile { path, keys }))
+    let is_exposed = has_secret && is_open_to_others(&path).unwrap_or(false);
+    Ok(Some(LoadedFile {
+        path,
+        keys,
+        is_exposed,
+    }))
 }
 
 fn fill_settings(settings: &mut Settings, file: Settings) {

@@ -7,6 +7,7 @@ use std::process::Command;
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait};
 
+use crate::daemon::child_environment::ChildEnvironment;
 use crate::daemon::signals::ReceivedSignal;
 use crate::error::{Error, ErrorKind, Result};
 
@@ -27,9 +28,10 @@ pub enum StartFailure {
 
 impl Child {
     /// Starts `command` with the terminal and working directory of this process, and with its
-    /// environment plus `variables`.
+    /// environment without sessiond's credentials, plus `variables`.
     pub fn start(
         command: &[OsString],
+        environment: &ChildEnvironment,
         variables: &[(&str, String)],
     ) -> Result<Child, (StartFailure, Error)> {
         let Some((program, arguments)) = command.split_first() else {
@@ -39,12 +41,18 @@ impl Child {
             ));
         };
         // The child stays in this process group, so that it receives a key such as Ctrl-C directly.
-        let spawned = Command::new(program)
-            .args(arguments)
-            .arg0(program)
-            .envs(variables.iter().map(|(name, value)| (name, value)))
-            .spawn();
-        let spawned = spawned.map_err(|cause| {
+        let mut started = Command::new(program);
+        started.args(arguments).arg0(program);
+        let removed = environment.removed(std::env::vars_os().map(|(name, _)| name));
+        for name in &removed {
+            started.env_remove(name);
+        }
+        tracing::debug!(
+            ?removed,
+            "the command gets no credentials of sessiond; use --pass-env to pass a variable"
+        );
+        started.envs(variables.iter().map(|(name, value)| (name, value)));
+        let spawned = started.spawn().map_err(|cause| {
             let (failure, hint) = match cause.kind() {
                 std::io::ErrorKind::NotFound => (
                     StartFailure::NotFound,

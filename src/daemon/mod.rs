@@ -2,6 +2,7 @@
 //! agent as a child process, the control socket, probes, metrics and traces.
 
 pub mod child;
+pub mod child_environment;
 pub mod compactor;
 pub mod health;
 pub mod heartbeat;

@@ -16,8 +16,8 @@ use tokio::time::{Instant, timeout, timeout_at};
 use crate::capture::handle::{FinishReport, FlushReport};
 use crate::capture::watch::{EventBuffer, InotifyWatcher};
 use crate::capture::{
-    self, CompactionQueue, EntryLimits, IndexQueue, MetadataQueue, StreamCounters, Streamer,
-    StreamerHandle,
+    self, CompactionQueue, EntryLimits, IndexQueue, MetadataQueue, SessionLimit, StreamCounters,
+    Streamer, StreamerHandle,
 };
 use crate::daemon::compactor;
 use crate::daemon::health::{HealthState, StreamingState};
@@ -32,7 +32,7 @@ use crate::log::writer::branch_hint;
 use crate::mirror::{Mirror, UpdateMode};
 use crate::model::{LogName, SessionId, SessionMetadata};
 use crate::sys::output::write_file;
-use crate::sys::{Backoff, Counters};
+use crate::sys::{Backoff, Counters, Disk};
 use crate::wire::Parts;
 
 /// Share of the shutdown deadline that the index may use. Streaming never waits for the index.
@@ -68,6 +68,8 @@ pub struct ServiceOptions {
     pub metadata: SessionMetadata,
     /// The heartbeat to send while everything is durable.
     pub heartbeat: Option<Heartbeat>,
+    /// The existing sessions that may be continued.
+    pub limit: SessionLimit,
 }
 
 /// A running streaming service.
@@ -77,7 +79,7 @@ pub struct Service {
     metadata_queue: Option<Arc<MetadataQueue>>,
     tasks: Vec<JoinHandle<()>>,
     ready_file: Option<PathBuf>,
-    root: PathBuf,
+    disk: Arc<Disk>,
     mirror: Option<Arc<Mirror>>,
     health: Arc<HealthState>,
     counters: Arc<StreamCounters>,
@@ -100,7 +102,7 @@ impl Service {
         stale: Vec<LogName>,
         health: &Arc<HealthState>,
     ) -> Result<Service> {
-        let root = parts.root()?.to_owned();
+        let disk = parts.directory()?;
         probe_fence(parts).await?;
         let has_metadata = options.metadata != SessionMetadata::default();
         let queues = Queues {
@@ -136,9 +138,9 @@ impl Service {
             index_queue: queues.index.clone(),
             index_reachable: index_reachable.clone(),
             index_watch,
-            root: root.clone(),
+            root: disk.root().to_owned(),
         };
-        let state = StateGuard::start(&root, Arc::new(control), counters.clone())?;
+        let state = StateGuard::start(disk.clone(), Arc::new(control), counters.clone())?;
         tasks.push(tokio::spawn(state.run()));
         if let Some(path) = &options.ready_file {
             write_file(path, None, |out| {
@@ -157,7 +159,7 @@ impl Service {
         }
         notify_service_manager(NotifyState::Ready);
         tracing::info!(
-            root = %root.display(),
+            root = %disk.root().display(),
             store = parts.store.address(),
             index = parts.index.address(),
             "streaming"
@@ -168,7 +170,7 @@ impl Service {
             metadata_queue: queues.metadata,
             tasks,
             ready_file: options.ready_file,
-            root,
+            disk,
             mirror: parts.mirror.clone(),
             health: health.clone(),
             counters,
@@ -234,7 +236,7 @@ impl Service {
             );
         }
         self.tasks.iter().for_each(JoinHandle::abort);
-        let _ = std::fs::remove_file(socket::path(&self.root));
+        socket::remove(&self.disk);
         if let Some(path) = &self.ready_file {
             let _ = std::fs::remove_file(path);
         }
@@ -268,8 +270,8 @@ fn start_streamer(
     queues: &Queues,
     counters: &Arc<StreamCounters>,
 ) -> Result<StreamerHandle> {
-    let root = parts.root()?.to_owned();
     let directory = parts.directory()?;
+    let root = directory.resolved_root().to_owned();
     let events = Arc::new(EventBuffer::default());
     let watcher = InotifyWatcher::new(
         root.clone(),
@@ -288,6 +290,7 @@ fn start_streamer(
         flush_interval: options.flush_interval,
         max_concurrent_flushes: options.max_concurrent_flushes,
         limits: EntryLimits::default(),
+        session_limit: options.limit.clone(),
     };
     Streamer::start(context, root, events, Box::new(watcher))
 }

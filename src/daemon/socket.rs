@@ -2,28 +2,44 @@
 //!
 //! Owns the socket file and the protocol. Does not own the execution of requests.
 
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::PermissionsExt;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::fs::{Mode, fchmod};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use crate::capture::handle::FlushReport;
 use crate::capture::tracked_log::LogStatus;
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::SessionId;
-use crate::sys::lock::state_dir;
+use crate::sys::lock::{state_dir, state_file};
+use crate::sys::{Directory, Disk, STATE_DIR};
 
 /// Maximum length of a request: an operation and an ID need far less.
 const MAX_REQUEST_LEN: u64 = 64 << 10;
 
-/// Maximum length of a path in a socket address on Linux, without the final zero byte.
-const MAX_SOCKET_PATH_LEN: usize = 107;
+/// Maximum length of a response: the state of about 100,000 sessions.
+const MAX_RESPONSE_LEN: u64 = 64 << 20;
+
+/// Maximum number of open connections. More are closed at once, so that a client cannot use up the
+/// file descriptors of the daemon.
+const MAX_CONNECTIONS: usize = 64;
+
+/// Number of connections that wait to be accepted.
+const BACKLOG: i32 = 128;
+
+/// How long the daemon waits for a client to send its request, and to read the response.
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Pause after a failed `accept`, for example while the process is out of file descriptors.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_secs(1);
@@ -122,86 +138,124 @@ pub trait RequestHandler: Send + Sync + 'static {
 }
 
 /// The path of the control socket of a root.
-pub fn path(root: &Path) -> PathBuf {
+fn path(root: &Path) -> PathBuf {
     state_dir(root).join("socket")
 }
 
-/// The address of a control socket. If the path is too long for a socket address, the address goes
-/// through an open directory instead.
-struct SocketAddress {
-    path: PathBuf,
-    _directory: Option<std::fs::File>,
+/// Removes the control socket.
+pub fn remove(disk: &Disk) {
+    if let Ok(path) = state_file("socket") {
+        let _ = disk.remove(&path);
+    }
 }
 
-fn address(root: &Path) -> std::io::Result<SocketAddress> {
-    let path = path(root);
-    if path.as_os_str().len() <= MAX_SOCKET_PATH_LEN {
-        return Ok(SocketAddress {
-            path,
-            _directory: None,
-        });
-    }
-    let directory = std::fs::File::open(state_dir(root))?;
-    Ok(SocketAddress {
-        path: PathBuf::from(format!("/proc/self/fd/{}/socket", directory.as_raw_fd())),
-        _directory: Some(directory),
-    })
+/// The path of an open file or directory. An address through it cannot be redirected by a link, and
+/// is never too long for a socket address.
+fn open_file_path(file: impl AsFd) -> String {
+    format!("/proc/self/fd/{}", file.as_fd().as_raw_fd())
 }
 
 /// Starts to serve requests; abort the task to stop. The caller holds the lock of the root, so an
 /// existing socket file is stale.
 pub fn listen(
-    root: &Path,
+    disk: &Disk,
     handler: Arc<dyn RequestHandler>,
 ) -> Result<tokio::task::JoinHandle<()>> {
-    let failed = |cause| Error::io(format!("listen on {}", path(root).display()), cause);
-    let address = address(root).map_err(failed)?;
-    let _ = std::fs::remove_file(path(root));
-    let listener = UnixListener::bind(&address.path).map_err(failed)?;
-    // Other users cannot enter the state directory either.
-    std::fs::set_permissions(path(root), std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
-    Ok(tokio::spawn(async move {
-        loop {
-            match listener.accept().await {
-                Ok((stream, _)) => {
-                    let handler = handler.clone();
-                    tokio::spawn(async move {
-                        if let Err(error) = serve(stream, &*handler).await {
-                            tracing::debug!(%error, "a request on the control socket failed");
-                        }
-                    });
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "the control socket cannot accept a connection; retrying");
-                    tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
-                }
-            }
-        }
-    }))
+    let failed = |cause| Error::io(format!("listen on {}", path(disk.root()).display()), cause);
+    let listener = bind(disk).map_err(failed)?;
+    let clients = AllowedClients {
+        daemon: rustix::process::geteuid().as_raw(),
+        owner: disk.file_owner().map(|owner| owner.uid),
+    };
+    Ok(tokio::spawn(accept(listener, clients, handler)))
 }
 
-async fn serve(stream: UnixStream, handler: &dyn RequestHandler) -> std::io::Result<()> {
+fn bind(disk: &Disk) -> io::Result<UnixListener> {
+    let directory = disk.create_directory(&STATE_DIR.parse().map_err(io::Error::other)?)?;
+    remove(disk);
+    let socket = rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+        None,
+    )?;
+    // The file gets this mode when it is created. Other users cannot enter the state directory
+    // either, and every client is checked.
+    let _ = fchmod(&socket, Mode::RUSR | Mode::WUSR);
+    let address = SocketAddrUnix::new(format!("{}/socket", open_file_path(&directory)))?;
+    disk.with_rights(|| rustix::net::bind(&socket, &address))??;
+    disk.give_to_owner(&state_file("socket").map_err(io::Error::other)?)?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    UnixListener::from_std(socket.into())
+}
+
+/// The users whose requests are carried out, besides root.
+#[derive(Clone, Copy)]
+struct AllowedClients {
+    daemon: u32,
+    /// The agent's user, whose hooks request a flush.
+    owner: Option<u32>,
+}
+
+impl AllowedClients {
+    fn contains(self, uid: u32) -> bool {
+        uid == 0 || uid == self.daemon || Some(uid) == self.owner
+    }
+}
+
+async fn accept(listener: UnixListener, clients: AllowedClients, handler: Arc<dyn RequestHandler>) {
+    let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let Ok(permit) = connections.clone().try_acquire_owned() else {
+                    tracing::debug!("too many connections to the control socket; closing one");
+                    continue;
+                };
+                let handler = handler.clone();
+                tokio::spawn(async move {
+                    if let Err(error) = serve(stream, clients, &*handler).await {
+                        tracing::debug!(%error, "a request on the control socket failed");
+                    }
+                    drop(permit);
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "the control socket cannot accept a connection; retrying");
+                tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
+            }
+        }
+    }
+}
+
+async fn serve(
+    stream: UnixStream,
+    clients: AllowedClients,
+    handler: &dyn RequestHandler,
+) -> io::Result<()> {
     let peer = stream.peer_cred()?;
     let (read, mut write) = stream.into_split();
-    let response = if peer.uid() != rustix::process::geteuid().as_raw() && peer.uid() != 0 {
-        Response::failed(
-            &Error::usage("only root and the daemon's user can use the control socket")
-                .hint("run the command as the daemon's user, or with sudo"),
-        )
-    } else {
+    let response = if clients.contains(peer.uid()) {
         let mut line = String::new();
-        BufReader::new(read.take(MAX_REQUEST_LEN))
-            .read_line(&mut line)
-            .await?;
+        let mut reader = BufReader::new(read.take(MAX_REQUEST_LEN));
+        timeout(CLIENT_TIMEOUT, reader.read_line(&mut line)).await??;
         match serde_json::from_str(&line) {
             Ok(request) => handler.handle(request).await,
             Err(cause) => Response::failed(&Error::usage(format!("invalid request: {cause}"))),
         }
+    } else {
+        Response::failed(
+            &Error::usage("only root and the daemon's user can use the control socket")
+                .hint("run the command as the daemon's user, or with sudo"),
+        )
     };
     let mut text = serde_json::to_vec(&response)?;
     text.push(b'\n');
-    write.write_all(&text).await?;
-    write.shutdown().await
+    timeout(CLIENT_TIMEOUT, async {
+        write.write_all(&text).await?;
+        write.shutdown().await
+    })
+    .await?
 }
 
 /// Sends a request to the daemon of a root, and waits for the response: for a status at most
@@ -231,9 +285,19 @@ fn unresponsive(root: &Path) -> Error {
     ))
 }
 
+/// Opens the control socket of a root as a path.
+fn open_socket(root: &Path) -> io::Result<File> {
+    let path = state_file("socket").map_err(io::Error::other)?;
+    let socket = Disk::new(root).open_path(Some(&path))?;
+    match socket.metadata()?.file_type().is_socket() {
+        true => Ok(socket),
+        false => Err(io::ErrorKind::ConnectionRefused.into()),
+    }
+}
+
 async fn exchange(root: &Path, request: &Request) -> Result<Response> {
-    let unreachable = |cause: std::io::Error| {
-        use std::io::ErrorKind as E;
+    let unreachable = |cause: io::Error| {
+        use io::ErrorKind as E;
         let error = match cause.kind() {
             // There is no socket, or its daemon has ended.
             E::NotFound | E::NotADirectory | E::ConnectionRefused => {
@@ -245,19 +309,19 @@ async fn exchange(root: &Path, request: &Request) -> Result<Response> {
         error
             .hint("run \"sessiond daemon\" to start it, or pass --root to select another directory")
     };
-    let address = address(root).map_err(unreachable)?;
-    let mut stream = UnixStream::connect(&address.path)
+    let socket = open_socket(root).map_err(unreachable)?;
+    let mut stream = UnixStream::connect(open_file_path(&socket))
         .await
         .map_err(unreachable)?;
     let mut line = serde_json::to_vec(request)
         .map_err(|cause| Error::new(ErrorKind::Internal, "encode a request").caused_by(cause))?;
     line.push(b'\n');
-    let disconnected = |cause: std::io::Error| {
-        Error::unavailable("read the response of the daemon").caused_by(cause)
-    };
+    let disconnected =
+        |cause: io::Error| Error::unavailable("read the response of the daemon").caused_by(cause);
     stream.write_all(&line).await.map_err(disconnected)?;
     let mut text = String::new();
     stream
+        .take(MAX_RESPONSE_LEN)
         .read_to_string(&mut text)
         .await
         .map_err(disconnected)?;

@@ -4,7 +4,6 @@
 //! Owns the socket of the daemon. The first lock belongs to the restore, which comes before.
 
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tokio::task::JoinHandle;
@@ -12,14 +11,15 @@ use tokio::task::JoinHandle;
 use super::socket::{self, RequestHandler};
 use crate::capture::StreamCounters;
 use crate::error::Result;
-use crate::sys::lock::{RootLock, lock_root, state_dir};
+use crate::sys::Disk;
+use crate::sys::lock::{RootLock, lock_root, state_file};
 
 /// Device and inode of a file; none if it does not exist.
 type Identity = Option<(u64, u64)>;
 
 /// Serves the control socket of a root.
 pub struct StateGuard {
-    root: PathBuf,
+    disk: Arc<Disk>,
     handler: Arc<dyn RequestHandler>,
     counters: Arc<StreamCounters>,
     server: JoinHandle<()>,
@@ -33,19 +33,19 @@ impl StateGuard {
     /// Starts to serve requests. The caller holds the lock of the root. The files are checked after
     /// every scan of the streamer.
     pub fn start(
-        root: &Path,
+        disk: Arc<Disk>,
         handler: Arc<dyn RequestHandler>,
         counters: Arc<StreamCounters>,
     ) -> Result<StateGuard> {
-        let server = socket::listen(root, handler.clone())?;
+        let server = socket::listen(&disk, handler.clone())?;
         Ok(StateGuard {
-            root: root.to_owned(),
+            socket: identity(&disk, "socket"),
+            lock_file: identity(&disk, "lock"),
+            disk,
             handler,
             counters,
             server,
             lock: None,
-            socket: identity(&socket::path(root)),
-            lock_file: identity(&lock_path(root)),
         })
     }
 
@@ -56,14 +56,14 @@ impl StateGuard {
             // No timer of its own: an idle daemon sleeps as long as the streamer does.
             self.counters.wait_for_scan().await;
             // The agent creates its directory again. A directory of ours would be in its way.
-            if self.is_in_place() || !self.root.is_dir() {
+            if self.is_in_place() || !self.disk.exists() {
                 continue;
             }
             match self.replace() {
                 Ok(()) => {
                     failed = false;
                     tracing::warn!(
-                        root = %self.root.display(),
+                        root = %self.disk.root().display(),
                         "the directory was replaced; the control socket and the lock were created again"
                     );
                 }
@@ -78,18 +78,18 @@ impl StateGuard {
 
     fn is_in_place(&self) -> bool {
         self.socket.is_some()
-            && self.socket == identity(&socket::path(&self.root))
-            && self.lock_file == identity(&lock_path(&self.root))
+            && self.socket == identity(&self.disk, "socket")
+            && self.lock_file == identity(&self.disk, "lock")
     }
 
     fn replace(&mut self) -> Result<()> {
-        if self.lock_file.is_none() || self.lock_file != identity(&lock_path(&self.root)) {
-            self.lock = Some(lock_root(&self.root, None)?);
-            self.lock_file = identity(&lock_path(&self.root));
+        if self.lock_file.is_none() || self.lock_file != identity(&self.disk, "lock") {
+            self.lock = Some(lock_root(&self.disk)?);
+            self.lock_file = identity(&self.disk, "lock");
         }
-        let server = socket::listen(&self.root, self.handler.clone())?;
+        let server = socket::listen(&self.disk, self.handler.clone())?;
         std::mem::replace(&mut self.server, server).abort();
-        self.socket = identity(&socket::path(&self.root));
+        self.socket = identity(&self.disk, "socket");
         Ok(())
     }
 }
@@ -100,11 +100,9 @@ impl Drop for StateGuard {
     }
 }
 
-fn lock_path(root: &Path) -> PathBuf {
-    state_dir(root).join("lock")
-}
-
-fn identity(path: &Path) -> Identity {
-    let found = std::fs::symlink_metadata(path).ok()?;
+/// The identity of a file in the state directory.
+fn identity(disk: &Disk, name: &str) -> Identity {
+    let path = state_file(name).ok()?;
+    let found = disk.open_path(Some(&path)).ok()?.metadata().ok()?;
     Some((found.dev(), found.ino()))
 }

@@ -6,11 +6,10 @@ use async_trait::async_trait;
 
 use super::lines::SessionRows;
 use crate::error::Result;
-use crate::sys::Owner;
 
 /// The state of the database files: it changes with every transaction.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DatabaseStamp(pub [Option<(u64, i64, i64)>; 2]);
+pub struct DatabaseStamp(pub [Option<(u64, i64)>; 2]);
 
 /// A session in the database.
 #[derive(Debug, Clone)]
@@ -65,12 +64,7 @@ pub trait SessionDatabase: Send + Sync {
     async fn snapshot(&self) -> Result<Box<dyn DatabaseSnapshot>>;
 
     /// Replaces the rows of a session and its sub-agents. Creates the database if there is none.
-    async fn replace_session(
-        &self,
-        session: &str,
-        rows: &SessionRows,
-        owner: Option<Owner>,
-    ) -> Result<()>;
+    async fn replace_session(&self, session: &str, rows: &SessionRows) -> Result<()>;
 }
 
 /// A database at one moment. The rows of a session include those of its sub-agents.

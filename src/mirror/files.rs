@@ -1,11 +1,9 @@
 //! The files of the mirror, one per session.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::io;
 
-use crate::sys::{Disk, OpenFile, Owner};
+use crate::model::RelPath;
+use crate::sys::{Directory, Disk, OpenFile};
 
 /// The files of the mirror. Disk files implement it; the simulation does so in memory.
 pub trait MirrorFiles: Send + Sync {
@@ -21,65 +19,32 @@ pub trait MirrorFiles: Send + Sync {
 
 /// Files in a directory on disk.
 pub struct DiskFiles {
-    /// The agent's directory. Its owner becomes the owner of the files.
-    pub data: PathBuf,
-    /// The directory of the files.
-    pub directory: PathBuf,
+    /// The directory of the mirror.
+    pub directory: Disk,
 }
 
 impl DiskFiles {
-    fn path(&self, session: &str) -> PathBuf {
-        self.directory.join(format!("{session}.jsonl"))
+    fn path(&self, session: &str) -> io::Result<RelPath> {
+        let path = format!("sessions/{session}.jsonl").parse();
+        path.map_err(io::Error::other)
     }
 }
 
 impl MirrorFiles for DiskFiles {
     fn name(&self, session: &str) -> String {
-        self.path(session).display().to_string()
+        let path = format!("sessions/{session}.jsonl");
+        self.directory.root().join(path).display().to_string()
     }
 
     fn open(&self, session: &str) -> io::Result<Option<Box<dyn OpenFile>>> {
-        match File::open(self.path(session)) {
-            Ok(file) => Ok(Some(Box::new(file))),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error),
-        }
+        self.directory.open(&self.path(session)?)
     }
 
     fn append(&self, session: &str, bytes: &[u8]) -> io::Result<()> {
-        let owner = rustix::process::geteuid()
-            .is_root()
-            .then(|| Disk::new(&self.data).owner())
-            .transpose()?;
-        Disk::new(&self.directory).create(owner)?;
-        let mut file = OpenOptions::new()
-            .append(true)
-            .create(true)
-            .mode(0o600)
-            .open(self.path(session))?;
-        set_owner(&file, owner)?;
-        file.write_all(bytes)
+        self.directory.append(&self.path(session)?, bytes)
     }
 
     fn truncate(&self, session: &str, len: u64) -> io::Result<()> {
-        let file = OpenOptions::new().write(true).open(self.path(session))?;
-        file.set_len(len)
+        self.directory.write_at(&self.path(session)?, len, &[])
     }
-}
-
-/// Creates a file that only its owner can read, if it is missing.
-pub fn create_file(path: &Path, owner: Option<Owner>) -> io::Result<()> {
-    let file = OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .open(path)?;
-    set_owner(&file, owner)
-}
-
-fn set_owner(file: &File, owner: Option<Owner>) -> io::Result<()> {
-    owner.map_or(Ok(()), |owner| {
-        std::os::unix::fs::fchown(file, Some(owner.uid), Some(owner.gid))
-    })
 }

@@ -11,7 +11,6 @@ pub mod sqlite;
 pub mod tables;
 
 use std::collections::{BTreeSet, HashMap};
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
 
 use tokio::sync::Mutex;
@@ -23,7 +22,7 @@ use self::mirrored_rows::{LineWriter, MirroredRows};
 use self::sqlite::SqliteDatabase;
 use crate::error::{Error, ErrorContext, Result};
 use crate::model::SessionId;
-use crate::sys::Owner;
+use crate::sys::Disk;
 use crate::sys::mutation::{Mutation, is_active};
 
 /// The directory of the mirror, in the agent's directory.
@@ -50,7 +49,7 @@ pub enum UpdateMode {
 
 /// The mirror of a database.
 pub struct Mirror {
-    directory: PathBuf,
+    directory: Disk,
     database: Arc<dyn SessionDatabase>,
     files: Arc<dyn MirrorFiles>,
     state: Mutex<State>,
@@ -70,19 +69,18 @@ struct State {
 
 impl Mirror {
     /// The mirror of the database in OpenCode's directory.
-    pub fn open(data: &Path) -> Mirror {
-        let directory = data.join(DIRECTORY);
+    pub fn open(data: &Disk) -> Mirror {
+        let directory = data.subdirectory(DIRECTORY);
         let files = DiskFiles {
-            data: data.to_owned(),
-            directory: directory.join("sessions"),
+            directory: directory.clone(),
         };
-        let database = SqliteDatabase::new(data.join("opencode.db"));
+        let database = SqliteDatabase::new(data.clone());
         Mirror::new(directory, Arc::new(database), Arc::new(files))
     }
 
     /// A mirror of any database in any files.
     pub fn new(
-        directory: PathBuf,
+        directory: Disk,
         database: Arc<dyn SessionDatabase>,
         files: Arc<dyn MirrorFiles>,
     ) -> Mirror {
@@ -96,7 +94,7 @@ impl Mirror {
     }
 
     /// The directory of the files, which sessiond streams.
-    pub fn directory(&self) -> PathBuf {
+    pub fn directory(&self) -> Disk {
         self.directory.clone()
     }
 
@@ -245,7 +243,7 @@ impl Mirror {
 
     /// Writes the file of a restored session to the database, before the agent starts. Creates the
     /// database if there is none.
-    pub async fn update_database(&self, session: &str, owner: Option<Owner>) -> Result<()> {
+    pub async fn update_database(&self, session: &str) -> Result<()> {
         let name = self.files.name(session);
         let Some(bytes) = self
             .read_file(session)
@@ -254,7 +252,7 @@ impl Mirror {
             return Ok(());
         };
         let rows = SessionRows::parse(session, &bytes).with_context(|| format!("read {name}"))?;
-        let written = self.database.replace_session(session, &rows, owner).await;
+        let written = self.database.replace_session(session, &rows).await;
         let mut state = self.state.lock().await;
         state.stamp = None;
         state.last_changes.remove(session);

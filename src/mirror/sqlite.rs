@@ -6,11 +6,8 @@
 mod write;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::fs::File;
-use std::io::Read;
-use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
-use std::time::{Duration, SystemTime};
+use std::io;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::TryStreamExt;
@@ -23,7 +20,8 @@ use super::database::{
 use super::lines::SessionRows;
 use super::tables::{MIGRATIONS, PROJECT, PROJECT_INDEX, TABLES, is_stored};
 use crate::error::{Error, Result};
-use crate::sys::{Clock, Owner, SystemClock};
+use crate::sys::acting::poll_as;
+use crate::sys::{BlockedPath, Clock, Directory, Disk, OpenFile, SystemClock};
 
 /// Maximum time to wait for another connection; OpenCode's transactions take milliseconds.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(2);
@@ -34,59 +32,100 @@ const CREATION_PERIOD: Duration = Duration::from_secs(10);
 /// The common table expression of a session, ?1, and the sessions of its sub-agents.
 const FAMILY: &str = "WITH RECURSIVE family(id) AS (SELECT ?1 UNION SELECT session.id FROM session JOIN family ON session.parent_id = family.id) ";
 
+/// The name of the database in OpenCode's directory.
+const FILE: &str = "opencode.db";
+
+/// The files that SQLite opens besides the database.
+const COMPANIONS: [&str; 3] = ["opencode.db-wal", "opencode.db-shm", "opencode.db-journal"];
+
 /// OpenCode's database.
 pub struct SqliteDatabase {
-    path: PathBuf,
+    directory: Disk,
 }
 
 impl SqliteDatabase {
-    /// The database at a path, which need not exist.
-    pub fn new(path: PathBuf) -> SqliteDatabase {
-        SqliteDatabase { path }
+    /// The database in OpenCode's directory, which need not exist.
+    pub fn new(directory: Disk) -> SqliteDatabase {
+        SqliteDatabase { directory }
     }
 
     fn options(&self) -> SqliteConnectOptions {
         SqliteConnectOptions::new()
-            .filename(&self.path)
+            .filename(self.directory.resolved_root().join(FILE))
             .foreign_keys(false)
             .busy_timeout(BUSY_TIMEOUT)
             .disable_statement_logging()
+    }
+
+    /// Connects, with the rights of the directory's owner if sessiond acts as it.
+    ///
+    /// SQLite opens files by path and follows links. The files are therefore checked before and
+    /// after. The agent can still exchange one for a link in between; then SQLite opens the target
+    /// with these rights, and the second check fails.
+    async fn connect(&self, options: SqliteConnectOptions) -> io::Result<SqliteConnection> {
+        self.check_files()?;
+        let connect = options.connect();
+        let connected = poll_as(self.directory.acting_user(), connect).await?;
+        let connection = connected.map_err(io::Error::other)?;
+        self.check_files()?;
+        Ok(connection)
+    }
+
+    /// Checks that no link is in the place of the database or the files next to it.
+    fn check_files(&self) -> io::Result<()> {
+        for name in std::iter::once(FILE).chain(COMPANIONS) {
+            let path = name.parse().map_err(io::Error::other)?;
+            match self.directory.open_path(Some(&path)) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                opened => {
+                    if !opened?.metadata()?.is_file() {
+                        let path = self.directory.root().join(name);
+                        return Err(BlockedPath::not_a_file(path));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn open_file(&self, name: &str) -> io::Result<Option<Box<dyn OpenFile>>> {
+        self.directory
+            .open(&name.parse().map_err(io::Error::other)?)
     }
 }
 
 #[async_trait]
 impl SessionDatabase for SqliteDatabase {
     fn name(&self) -> String {
-        self.path.display().to_string()
+        self.directory.root().join(FILE).display().to_string()
     }
 
     fn stamp(&self) -> Option<DatabaseStamp> {
-        let stamp = |path: PathBuf| {
-            let metadata = std::fs::metadata(path).ok()?;
-            Some((metadata.len(), metadata.mtime(), metadata.mtime_nsec()))
+        let stamp = |name: &str| {
+            let stat = self.directory.stat(&name.parse().ok()?).ok()??;
+            Some((stat.size, stat.mtime_ns))
         };
-        let database = stamp(self.path.clone())?;
-        let mut wal = self.path.clone().into_os_string();
-        wal.push("-wal");
-        Some(DatabaseStamp([Some(database), stamp(wal.into())]))
+        let stamps = [stamp(FILE), stamp(COMPANIONS[0])];
+        // A link in the place of the database is an error of the query, not a missing database.
+        (stamps[0].is_some() || self.check_files().is_err()).then_some(DatabaseStamp(stamps))
     }
 
     /// OpenCode switches a new database to a write-ahead log, which fails while another connection
     /// reads. With a write-ahead log, readers and writers never wait for each other.
     fn is_being_created(&self) -> bool {
-        let check = || -> std::io::Result<bool> {
-            let mut file = File::open(&self.path)?;
-            let metadata = file.metadata()?;
+        let check = || -> io::Result<bool> {
+            let Some(file) = self.open_file(FILE)? else {
+                return Ok(false);
+            };
+            let stat = file.stat()?;
             let mut header = [0; 20];
             // A file that is not a database is an error of the query.
-            let has_no_wal = metadata.len() == 0
-                || file.read_exact(&mut header).is_ok()
+            let has_no_wal = stat.size == 0
+                || file.read_at(&mut header, 0)? == header.len()
                     && header.starts_with(b"SQLite format 3\0")
                     && header[18..20] != [2, 2];
-            Ok(has_no_wal
-                && SystemTime::from(SystemClock.now())
-                    .duration_since(metadata.modified()?)
-                    .is_ok_and(|age| age < CREATION_PERIOD))
+            let age = SystemClock.now().as_nanosecond() - i128::from(stat.mtime_ns);
+            Ok(has_no_wal && (0..CREATION_PERIOD.as_nanos() as i128).contains(&age))
         };
         check().unwrap_or(false)
     }
@@ -94,11 +133,9 @@ impl SessionDatabase for SqliteDatabase {
     async fn snapshot(&self) -> Result<Box<dyn DatabaseSnapshot>> {
         let failed = |cause| read_error(&self.name(), cause);
         let mut connection = self
-            .options()
-            .read_only(true)
-            .connect()
+            .connect(self.options().read_only(true))
             .await
-            .map_err(failed)?;
+            .map_err(|cause| failed(sqlx::Error::Io(cause)))?;
         sqlx::query("BEGIN")
             .execute(&mut connection)
             .await
@@ -109,17 +146,12 @@ impl SessionDatabase for SqliteDatabase {
         }))
     }
 
-    async fn replace_session(
-        &self,
-        session: &str,
-        rows: &SessionRows,
-        owner: Option<Owner>,
-    ) -> Result<()> {
-        super::files::create_file(&self.path, owner)
+    async fn replace_session(&self, session: &str, rows: &SessionRows) -> Result<()> {
+        self.directory
+            .open_or_create(&FILE.parse()?)
             .map_err(|cause| Error::io(format!("create {}", self.name()), cause))?;
         let mut connection = self
-            .options()
-            .connect()
+            .connect(self.options())
             .await
             .map_err(|cause| Error::unavailable("open the database").caused_by(cause))?;
         let written = write::replace_session(&mut connection, session, rows).await;

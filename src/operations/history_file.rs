@@ -78,7 +78,6 @@ impl HistoryFallback {
             }),
             None => disk
                 .replace(&default, text.as_bytes(), true)
-                .and_then(|()| owner.map_or(Ok(()), |owner| disk.chown_state(owner)))
                 .map_err(|cause| Error::user_path(format!("write {}", file.display()), cause)),
         };
         written?;

@@ -39,6 +39,11 @@ impl Launch {
         }
     }
 
+    /// The session, if it is known.
+    pub fn session(&self) -> Option<SessionId> {
+        self.session.clone()
+    }
+
     /// Replaces the placeholder in a command by the agent's arguments for the session.
     pub fn expand(&self, command: &[OsString]) -> Result<Vec<OsString>> {
         if !command.iter().any(|arg| position(arg).is_some()) {

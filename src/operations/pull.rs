@@ -1,9 +1,7 @@
 //! Fetches a copy of a session. Does not claim the session or change the agent's directory.
 
 use std::collections::BTreeMap;
-use std::fs::{DirBuilder, OpenOptions};
-use std::io::{ErrorKind, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -182,13 +180,14 @@ async fn pull_files(
     options: &Options,
 ) -> Result<PullReport> {
     let existed = to.exists();
-    let disk = Disk::new(&to);
+    let disk = Arc::new(Disk::new(&to));
     disk.create(None)
         .map_err(|cause| Error::user_path(format!("pull to {}", to.display()), cause))?;
-    let restored = restore::restore(&context(parts, Arc::new(disk)), id, options).await;
+    let restored = restore::restore(&context(parts, disk.clone()), id, options).await;
     // The state directory holds nothing but the staging directory. A directory with files stays.
-    let _ = std::fs::remove_dir(to.join(STATE_DIR).join("tmp"));
-    let _ = std::fs::remove_dir(to.join(STATE_DIR));
+    for directory in [format!("{STATE_DIR}/tmp"), STATE_DIR.to_owned()] {
+        let _ = disk.remove_empty_directory(&directory.parse()?);
+    }
     if restored.is_err() && !existed {
         let _ = std::fs::remove_dir(&to);
     }
@@ -207,6 +206,7 @@ async fn pull_files(
 
 async fn pull_objects(parts: &Parts, id: &LogId, to: PathBuf) -> Result<PullReport> {
     let root = keys::log_root(id);
+    let disk = Disk::new(&to);
     let mut directories = vec![root.clone()];
     let (mut files, mut bytes) = (0, 0);
     while let Some(directory) = directories.pop() {
@@ -216,7 +216,7 @@ async fn pull_objects(parts: &Parts, id: &LogId, to: PathBuf) -> Result<PullRepo
             // paths.
             let path = object.key.strip_prefix(&root).map(str::parse::<RelPath>);
             if let Some(Ok(path)) = path {
-                bytes += copy_object(&*parts.store, &object.key, &path.below(&to)).await?;
+                bytes += copy_object(&*parts.store, &object.key, &disk, &path).await?;
                 files += 1;
             }
         }
@@ -237,7 +237,8 @@ async fn pull_objects(parts: &Parts, id: &LogId, to: PathBuf) -> Result<PullRepo
 }
 
 /// Writes an object to a new file; returns its size.
-async fn copy_object(store: &dyn Store, key: &str, to: &Path) -> Result<u64> {
+async fn copy_object(store: &dyn Store, key: &str, disk: &Disk, path: &RelPath) -> Result<u64> {
+    let to = path.below(disk.root());
     let failed = |cause: std::io::Error| match cause.kind() {
         ErrorKind::AlreadyExists => Error::conflict(format!("{} already exists", to.display()))
             .hint("choose an empty directory with --to"),
@@ -246,19 +247,6 @@ async fn copy_object(store: &dyn Store, key: &str, to: &Path) -> Result<u64> {
     let Some(body) = store.get(key).await? else {
         return Ok(0);
     };
-    if let Some(directory) = to.parent() {
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(directory)
-            .map_err(failed)?;
-    }
-    OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(to)
-        .and_then(|mut file| file.write_all(&body))
-        .map_err(failed)?;
+    disk.create_new(path, &body).map_err(failed)?;
     Ok(body.len() as u64)
 }

@@ -179,7 +179,6 @@ impl RestoreSummary {
 pub struct RestoreService {
     parts: Parts,
     disk: Arc<Disk>,
-    owner: Option<Owner>,
     counters: Arc<Counters>,
     index: IndexUpdate,
     /// A restore removes the temporary files of earlier ones, so only one runs at a time.
@@ -188,29 +187,26 @@ pub struct RestoreService {
 }
 
 impl RestoreService {
-    /// Locks the agent's directory. Files are restored for `owner`.
+    /// Locks the agent's directory.
     pub fn open(
         parts: &Parts,
-        owner: Option<Owner>,
         counters: Arc<Counters>,
         index: IndexUpdate,
     ) -> Result<RestoreService> {
-        let mut service = RestoreService::without_lock(parts, owner, counters, index)?;
-        service._lock = Some(lock_root(service.disk.root(), owner)?);
+        let mut service = RestoreService::without_lock(parts, counters, index)?;
+        service._lock = Some(lock_root(&service.disk)?);
         Ok(service)
     }
 
     /// A service for a dry run.
     pub fn without_lock(
         parts: &Parts,
-        owner: Option<Owner>,
         counters: Arc<Counters>,
         index: IndexUpdate,
     ) -> Result<RestoreService> {
         Ok(RestoreService {
             parts: parts.clone(),
             disk: parts.directory()?,
-            owner,
             counters,
             index,
             running: Mutex::default(),
@@ -224,8 +220,8 @@ impl RestoreService {
     }
 
     /// The owner of restored files.
-    pub fn owner(&self) -> Option<Owner> {
-        self.owner
+    fn owner(&self) -> Option<Owner> {
+        self.disk.file_owner()
     }
 
     /// Restores sessions.
@@ -254,9 +250,6 @@ impl RestoreService {
         let options = self.options(request, ResolvedPoint::default());
         let report = inline::restore(&self.context(), session, &options)?;
         self.push_to_database(&report, request.dry_run).await?;
-        if !request.dry_run {
-            self.chown_state()?;
-        }
         let summary = RestoreSummary {
             restored: vec![report],
             ..RestoreSummary::default()
@@ -470,16 +463,13 @@ impl RestoreService {
             false => (Box::pin(restore(&context, id, &options)).await?, Vec::new()),
         };
         if let (Some(project), false) = (&request.project, request.dry_run) {
-            write_root_file(&context, project, self.owner)?;
+            write_root_file(&context, project, self.owner())?;
         }
         self.push_to_database(&session.report, request.dry_run)
             .await?;
         let mut restored = vec![session];
         for project in projects {
             restored.push(project?);
-        }
-        if !request.dry_run {
-            self.chown_state()?;
         }
         Ok(restored)
     }
@@ -490,21 +480,9 @@ impl RestoreService {
             return Ok(());
         };
         if report.written() > 0 || !mirror.has_session(&report.session).await {
-            mirror.update_database(&report.session, self.owner).await?;
+            mirror.update_database(&report.session).await?;
         }
         Ok(())
-    }
-
-    /// Gives the state directory to the owner of the files, so that the next sessiond can run as
-    /// that user.
-    pub fn chown_state(&self) -> Result<()> {
-        match self.owner {
-            Some(owner) => self
-                .disk
-                .chown_state(owner)
-                .map_err(|cause| Error::io("change the owner of .sessiond", cause)),
-            None => Ok(()),
-        }
     }
 
     async fn read_history(
@@ -542,7 +520,7 @@ impl RestoreService {
                 false => error,
             });
         }
-        let owner = self.owner;
+        let owner = self.owner();
         let file = fallback.write(
             &self.disk,
             owner,
@@ -573,7 +551,7 @@ impl RestoreService {
             repair: request.repair,
             dry_run: request.dry_run,
             claim: true,
-            owner: self.owner,
+            owner: self.owner(),
             witness: self
                 .parts
                 .witness

@@ -1,6 +1,7 @@
 //! Plans what a restore does with each file. A file that exists only locally is never overwritten.
 
-use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::ops::Bound;
 
@@ -14,6 +15,7 @@ use crate::log::assemble::FileAssembler;
 use crate::log::ledger::{FileCursor, Ledger};
 use crate::log::writer::WriteTarget;
 use crate::model::{FileKind, FileMove, FileStat, FileState, LogId, LogPoint, RelPath, Seq};
+use crate::sys::{Directory, ItemKind};
 
 /// Maximum number of files that a conflict lists.
 const MAX_LISTED_CONFLICTS: usize = 3;
@@ -246,11 +248,10 @@ fn compare_files<'f>(
     options: &Options,
 ) -> Result<Vec<(FilePlan, &'f FileState)>> {
     let mut plans = Vec::new();
+    let mut links = Links::default();
     for (path, file, staged) in assembler.files() {
         let failed = |cause: std::io::Error| {
-            let is_obstructed = cause.kind() == ErrorKind::AlreadyExists
-                || cause.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error());
-            if is_obstructed {
+            if cause.kind() == ErrorKind::AlreadyExists {
                 Error::conflict(format!("{path} is a symbolic link or a directory"))
                     .hint(format!("move {path} away, then run the command again"))
             } else {
@@ -260,9 +261,37 @@ fn compare_files<'f>(
         let local_path = local_path(context, path, moves).map_err(failed)?;
         let comparison =
             compare(context, options, &local_path, (file, staged), ledger).map_err(failed)?;
+        if comparison.local.is_none() {
+            links
+                .check(&*context.directory, &local_path)
+                .map_err(failed)?;
+        }
         plans.push((FilePlan::new(path, &local_path, comparison), file));
     }
     Ok(plans)
+}
+
+/// The links in each directory, which is listed once. A link in the place of a file counts as a
+/// missing file when it is read, but would stop the restore when it is written.
+#[derive(Default)]
+struct Links(BTreeMap<Option<RelPath>, BTreeSet<String>>);
+
+impl Links {
+    /// Fails if there is a link at a path.
+    fn check(&mut self, directory: &dyn Directory, path: &RelPath) -> std::io::Result<()> {
+        let names = match self.0.entry(path.parent()) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(unknown) => {
+                let items = directory.list(unknown.key().as_ref())?;
+                let links = items.into_iter().filter(|item| item.kind == ItemKind::Link);
+                unknown.insert(links.map(|item| item.name).collect())
+            }
+        };
+        match names.contains(path.name()) {
+            true => Err(ErrorKind::AlreadyExists.into()),
+            false => Ok(()),
+        }
+    }
 }
 
 /// The newest entry of each transcript, by file name: a transcript that moved to another directory

@@ -25,12 +25,7 @@ impl AtomicFile {
     /// Starts the next version of the file at `path`. Only its owner can read it.
     pub fn create(path: &Path) -> io::Result<AtomicFile> {
         // Two processes may replace the same file at once.
-        AtomicFile::with_suffix(path, &format!("{}.new", std::process::id()))
-    }
-
-    /// The same with a fixed name for the temporary file, for directories that only one process
-    /// uses: the next write reuses a file that a crash left.
-    pub(super) fn with_suffix(path: &Path, suffix: &str) -> io::Result<AtomicFile> {
+        let suffix = format!("{}.new", std::process::id());
         let name = path.file_name().ok_or(io::ErrorKind::IsADirectory)?;
         let temporary = path.with_file_name(format!(".{}.{suffix}", name.to_string_lossy()));
         let file = OpenOptions::new()
@@ -54,18 +49,11 @@ impl AtomicFile {
     }
 
     /// Replaces the file, durably.
-    pub fn commit(self) -> io::Result<()> {
+    pub fn commit(mut self) -> io::Result<()> {
         self.file.sync_all()?;
-        let path = self.path.clone();
-        self.rename()?;
-        sync_parent(&path)
-    }
-
-    /// Replaces the file. After a power failure, either the old or the new version exists.
-    pub(super) fn rename(mut self) -> io::Result<()> {
         std::fs::rename(&self.temporary, &self.path)?;
         self.is_committed = true;
-        Ok(())
+        sync_parent(&self.path)
     }
 }
 
@@ -98,7 +86,12 @@ pub fn sync_parent(path: &Path) -> io::Result<()> {
 
 /// Makes the names in a directory durable.
 pub fn sync_directory(directory: &Path) -> io::Result<()> {
-    match File::open(directory)?.sync_all() {
+    sync_open_directory(&File::open(directory)?)
+}
+
+/// Makes the names in a directory durable, which is open for reading.
+pub(super) fn sync_open_directory(directory: &File) -> io::Result<()> {
+    match directory.sync_all() {
         // Some network and FUSE filesystems do not support syncing a directory; their writes are
         // synchronous.
         Err(cause) if cause.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => Ok(()),

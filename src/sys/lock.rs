@@ -1,12 +1,15 @@
 //! The lock of an agent's root: one sessiond per root. The kernel releases it when the holder dies.
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{File, TryLockError};
 use std::io::{Read, Seek, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
-use crate::sys::{Disk, Owner, STATE_DIR};
+use crate::model::RelPath;
+use crate::sys::{Disk, STATE_DIR};
+
+/// Maximum length of the process ID in the lock file, which the agent may have changed.
+const MAX_HOLDER_LEN: u64 = 20;
 
 /// The lock of a root, until it is dropped.
 pub struct RootLock {
@@ -18,34 +21,28 @@ pub fn state_dir(root: &Path) -> PathBuf {
     root.join(STATE_DIR)
 }
 
-/// Locks a root. Creates the directory, owned by `owner`, if it is missing.
-pub fn lock_root(root: &Path, owner: Option<Owner>) -> Result<RootLock> {
-    let directory = state_dir(root);
-    let failed = |cause| Error::user_path(format!("lock {}", directory.display()), cause);
-    Disk::new(root).create(owner).map_err(failed)?;
-    std::fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(&directory)
-        .map_err(failed)?;
-    let path = directory.join("lock");
-    let mut file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .open(&path)
-        .map_err(failed)?;
+/// The path of a file in the state directory, below the root.
+pub fn state_file(name: &str) -> Result<RelPath> {
+    format!("{STATE_DIR}/{name}").parse()
+}
+
+/// Locks a root. Creates the directory if it is missing.
+pub fn lock_root(disk: &Disk) -> Result<RootLock> {
+    let failed = |cause| {
+        let directory = state_dir(disk.root());
+        Error::user_path(format!("lock {}", directory.display()), cause)
+    };
+    let mut file = disk.open_or_create(&state_file("lock")?).map_err(failed)?;
     match file.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
-            let mut holder = String::new();
-            let _ = file.read_to_string(&mut holder);
+            let mut holder = Vec::new();
+            let _ = file.take(MAX_HOLDER_LEN).read_to_end(&mut holder);
+            let holder = String::from_utf8_lossy(&holder);
             let holder = holder.trim();
             return Err(Error::conflict(format!(
                 "another sessiond (process {holder}) is running for {}",
-                root.display()
+                disk.root().display()
             ))
             .hint("run \"sessiond status\" to inspect it; stop it, or pass another --root"));
         }

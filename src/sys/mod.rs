@@ -3,8 +3,10 @@
 //! counters and the progress of the process.
 
 pub mod account;
+pub(crate) mod acting;
 pub mod atomic_file;
 pub mod backoff;
+pub(crate) mod beneath;
 pub mod blocking;
 pub mod clock;
 pub mod counters;
@@ -15,6 +17,7 @@ pub mod lock;
 pub mod mutation;
 pub mod outbound;
 pub mod output;
+pub mod private_file;
 pub mod program_version;
 pub mod progress;
 pub mod scratch;

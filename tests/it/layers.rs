@@ -358,3 +358,57 @@ fn imports_are_resolved_through_groups_and_exports() {
     assert_eq!(imports["e.rs"], BTreeSet::from(["a/b.rs"]));
     assert_eq!(cycles(&imports), ["a/b.rs → a/c.rs → a/b.rs"]);
 }
+
+/// The files that access files by path. The path is one that the user chose, or only an attribute is
+/// read. `sys/` has the handles that all access to an agent's directory goes through.
+const PATH_ACCESS: [(&str, &str); 21] = [
+    ("capture/watch.rs", "registers watches; events are hints"),
+    ("cli/demo.rs", "its own directory"),
+    ("cli/doctor/agents.rs", "its own directory"),
+    ("cli/doctor/directory.rs", "reads attributes"),
+    ("cli/hook.rs", "runs in the agent, with its rights"),
+    ("cli/hook/install.rs", "the user's settings of the agent"),
+    ("cli/manual.rs", "a directory that the user names"),
+    ("config/file.rs", "the configuration file"),
+    ("daemon/listen.rs", "an address that the user names"),
+    ("daemon/service.rs", "the ready file, which the user names"),
+    ("daemon/session_store/token.rs", "the token file"),
+    ("daemon/socket.rs", "a handle of sys::Disk"),
+    ("index/sql/connect.rs", "the index"),
+    (
+        "mirror/sqlite.rs",
+        "checked by handles; SQLite opens by path",
+    ),
+    ("operations/import.rs", "an archive that the user names"),
+    ("operations/pull.rs", "attributes of the target"),
+    ("store/encrypted/keyring.rs", "key files"),
+    ("store/file.rs", "the store"),
+    ("store/file/disk.rs", "the store"),
+    ("store/file/objects.rs", "the store"),
+    ("cli/select.rs", "a directory that the user names"),
+];
+
+/// Access by path follows links, which an agent can put into its directory.
+#[test]
+fn the_agents_directory_is_accessed_through_handles() {
+    let by_path = [
+        "std::fs",
+        "tokio::fs",
+        "rustix::fs",
+        "SqliteConnectOptions",
+        ".canonicalize()",
+    ];
+    let is_test = |file: &str| file.ends_with("/tests.rs");
+    let found: Vec<String> = sources()
+        .into_iter()
+        .filter(|source| !source.file.starts_with("sys/") && !is_test(&source.file))
+        .filter(|source| by_path.iter().any(|text| source.code.contains(text)))
+        .map(|source| source.file)
+        .collect();
+    let mut allowed: Vec<&str> = PATH_ACCESS.iter().map(|(file, _)| *file).collect();
+    allowed.sort_unstable();
+    assert_eq!(
+        found, allowed,
+        "use sys::Disk for files below an agent's root; otherwise add the file to PATH_ACCESS"
+    );
+}

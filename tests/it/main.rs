@@ -38,6 +38,7 @@ mod format;
 mod gemini;
 mod heavy;
 mod hook;
+mod hostile_folder;
 mod http;
 mod idle_writer;
 mod index_contract;

@@ -293,6 +293,7 @@ impl Machine {
             flush_interval: Duration::from_millis(200),
             max_concurrent_flushes: 8,
             limits: cloud.limits,
+            session_limit: capture::SessionLimit::default(),
         };
         let index_queue = context.index_queue.clone();
         let compaction_queue = context.compaction_queue.clone();

@@ -9,7 +9,6 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -25,7 +24,7 @@ use sessiond::mirror::lines::SessionRows;
 use sessiond::mirror::tables::TABLES;
 use sessiond::mirror::{Mirror, UpdateMode};
 use sessiond::model::RelPath;
-use sessiond::sys::{Directory, OpenFile, Owner};
+use sessiond::sys::{Directory, OpenFile};
 use tokio::time::{sleep, timeout};
 
 use super::agent::SESSION;
@@ -113,7 +112,7 @@ impl SessionDatabase for MemoryDatabase {
 
     fn stamp(&self) -> Option<DatabaseStamp> {
         let changes = self.content().changes;
-        (changes > 0).then_some(DatabaseStamp([Some((changes, 0, 0)), None]))
+        (changes > 0).then_some(DatabaseStamp([Some((changes, 0)), None]))
     }
 
     fn is_being_created(&self) -> bool {
@@ -124,12 +123,7 @@ impl SessionDatabase for MemoryDatabase {
         Ok(Box::new(self.content().clone()))
     }
 
-    async fn replace_session(
-        &self,
-        _session: &str,
-        rows: &SessionRows,
-        _owner: Option<Owner>,
-    ) -> SessiondResult<()> {
+    async fn replace_session(&self, _session: &str, rows: &SessionRows) -> SessiondResult<()> {
         let mut content = self.content();
         content.changes += 1;
         content.rows = rows.rows.clone();
@@ -303,7 +297,11 @@ impl Run {
             },
             rng: Mutex::new(SeededRng::new(self.cloud.seed, 100 + self.lifetimes)),
         };
-        Mirror::new(PathBuf::new(), self.database.clone(), Arc::new(files))
+        Mirror::new(
+            sessiond::sys::Disk::new(""),
+            self.database.clone(),
+            Arc::new(files),
+        )
     }
 
     fn start(&mut self) {
@@ -446,7 +444,7 @@ impl Run {
                 self.takeovers += 1;
                 if report.written() > 0 || !mirror.has_session(SESSION).await {
                     mirror
-                        .update_database(SESSION, None)
+                        .update_database(SESSION)
                         .await
                         .map_err(|error| error.to_string())?;
                 }

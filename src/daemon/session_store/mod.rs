@@ -10,7 +10,6 @@ mod key;
 pub mod token;
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -35,7 +34,6 @@ use crate::operations::pull;
 use crate::operations::restore::{IfMissing, RestoreRequest, RestoreService, SessionSet};
 use crate::store::Store;
 use crate::sys::lines::complete_lines_len;
-use crate::sys::lock::state_dir;
 use crate::sys::{Directory, Disk, ItemKind, OpenFile};
 use crate::upkeep::{reindex, remove};
 use crate::wire::Parts;
@@ -78,11 +76,14 @@ struct SessionState {
 struct SessionCopy {
     head: Seq,
     disk: Disk,
+    /// The directory of the store, and the path of the copy in it.
+    parent: Arc<Disk>,
+    path: String,
 }
 
 impl Drop for SessionCopy {
     fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(self.disk.root());
+        remove_copies(&self.parent, &self.path);
     }
 }
 
@@ -155,7 +156,7 @@ impl SessionStore {
     ) -> SessionStore {
         let disk = restore_service.disk().clone();
         // A killed process may have left copies.
-        let _ = std::fs::remove_dir_all(copies_directory(disk.root()));
+        remove_copies(&disk, COPIES);
         SessionStore {
             parts: parts.clone(),
             disk,
@@ -498,12 +499,14 @@ impl SessionStore {
         if let Some(copy) = session.copy.as_ref().filter(|copy| copy.head == head) {
             return Ok(Some(SessionFiles::Copy(copy.clone())));
         }
-        let path = copies_directory(self.disk.root()).join(format!("{:016x}", logs.rng.next()));
+        let path = format!("{COPIES}/{:016x}", logs.rng.next());
         let copy = Arc::new(SessionCopy {
             head,
-            disk: Disk::new(&path),
+            disk: self.disk.subdirectory(&path),
+            parent: self.disk.clone(),
+            path,
         });
-        let directory = Arc::new(Disk::new(path));
+        let directory = Arc::new(copy.disk.clone());
         match pull::copy(&self.parts, &id, ResolvedPoint::default(), directory).await {
             Ok(_) => {
                 session.copy = Some(copy.clone());
@@ -599,8 +602,13 @@ impl SessionSummary {
     }
 }
 
-fn copies_directory(root: &Path) -> PathBuf {
-    state_dir(root).join("copies")
+/// The directory of copies, below the root.
+const COPIES: &str = ".sessiond/copies";
+
+fn remove_copies(disk: &Disk, path: &str) {
+    if let Ok(path) = path.parse() {
+        let _ = disk.remove(&path);
+    }
 }
 
 /// The files below a directory, sorted.

@@ -47,6 +47,7 @@ pub fn capture_context(directory: Arc<dyn Directory>, logs: Logs) -> capture::Ca
         flush_interval: Duration::from_millis(200),
         max_concurrent_flushes: 8,
         limits: EntryLimits::default(),
+        session_limit: capture::SessionLimit::default(),
     }
 }
 
