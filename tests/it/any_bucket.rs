@@ -16,12 +16,10 @@ use serde_json::{Value, json};
 use sessiond::upkeep::compact::merge_range;
 
 use crate::bad_bucket::{Bucket, gzip, local, put_fork};
+use crate::ledger_props::mutate;
 use crate::support::slow;
 use crate::support::storage::SESSION;
 use crate::support::{TempHome, sessiond};
-
-#[path = "../../fuzz/src/mutate.rs"]
-mod mutate;
 
 /// Maximum data segment of a reader, in KiB.
 const MAX_MEMORY_KIB: u32 = 512 << 10;

@@ -651,7 +651,8 @@ fn a_number_that_no_writer_reaches_does_not_stop_a_reader() {
 
 #[test]
 fn numbers_in_a_header_are_bounded() {
-    let edits: [(&str, fn(&mut Value)); 7] = [
+    type Edit = fn(&mut Value);
+    let edits: [(&str, Edit); 7] = [
         ("offset", |header| {
             header["parts"][0]["start"] = json!(u64::MAX)
         }),

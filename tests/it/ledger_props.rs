@@ -8,7 +8,7 @@ use sessiond::model::{Digest, FileKind, FileStat, LogId, RunningHash};
 use sessiond::sys::Disk;
 
 #[path = "../../fuzz/src/mutate.rs"]
-mod mutate;
+pub mod mutate;
 
 const STORE: &str = "file:///x";
 
