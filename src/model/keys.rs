@@ -197,11 +197,15 @@ pub fn is_signed(key: &str) -> bool {
     if names.next() != Some(LAYOUT) {
         return false;
     }
-    match (names.nth(2), names.next(), names.next()) {
-        (Some(".requests"), Some(_), Some(_)) => true,
-        (Some(_), Some("log" | "merge" | "snap" | "branch" | "meta" | "pins"), Some(_)) => true,
-        _ => false,
-    }
+    matches!(
+        (names.nth(2), names.next(), names.next()),
+        (Some(".requests"), Some(_), Some(_))
+            | (
+                Some(_),
+                Some("log" | "merge" | "snap" | "branch" | "meta" | "pins"),
+                Some(_)
+            )
+    )
 }
 
 /// The name of the last directory of a directory key (`…/name/`).
