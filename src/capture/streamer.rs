@@ -367,7 +367,11 @@ impl Streamer {
         let was_large = std::mem::replace(&mut tracked.is_large, flusher.is_large());
         tracked.flusher = Some(*flusher);
         self.large_flushes -= usize::from(was_large);
-        self.log_outage(&name, result.as_ref().err());
+        let wrote_nothing =
+            matches!(&result, Ok(outcome) if outcome.is_unfinished && outcome.entries == 0);
+        if !wrote_nothing {
+            self.log_outage(&name, result.as_ref().err());
+        }
         let action = match result {
             Ok(outcome) if outcome.is_unfinished => self.flush_yielded(&name, outcome),
             Ok(outcome) => self.flush_succeeded(&name, running, outcome),
