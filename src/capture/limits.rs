@@ -23,7 +23,7 @@ pub struct EntryLimits {
 
 /// Size of the parts of a large side file. The memory of a flush is a multiple of it, because an
 /// allocator keeps memory per thread.
-const MAX_PART_BYTES: u64 = 2 << 20;
+const MAX_PART_BYTES: u64 = 1 << 20;
 
 /// Maximum number of flushes that write a large entry at the same time.
 pub const MAX_LARGE_FLUSHES: usize = 2;
