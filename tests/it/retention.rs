@@ -440,9 +440,11 @@ fn a_purged_session_leaves_no_request_reference() {
     let references = backend
         .path()
         .join("bucket/v1/default/claude-code/.requests/job-7");
+    // The reference is written before the metadata, which names it.
     eventually("the session has the request ID", || {
-        references.join("s1.json").exists()
+        count(&session(&backend).join("meta")) == 1
     });
+    assert!(references.join("s1.json").exists());
     daemon.kill();
     backend.run(&home, &["rm", "s1", "--yes"]).ok();
     for _ in 0..3 {
