@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io::Read;
-use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -23,7 +22,7 @@ fn terminal() -> (File, File) {
         .write(true)
         .open(name.to_str().unwrap())
         .unwrap();
-    (File::from(OwnedFd::from(shown)), program)
+    (File::from(shown), program)
 }
 
 /// Reads until every program has closed the terminal.
