@@ -255,7 +255,7 @@ pub struct IndexConfig {
     #[serde(rename = "index-text")]
     pub text: Option<bool>,
 
-    /// Ask the index whether a log was rolled back: auto, require or off [default: auto]
+    /// Check logs for a rollback against the index: auto, require, off [default: auto]
     ///
     /// With auto, a restore waits for the index up to 500 ms and continues without its answer. With
     /// require, it fails without the answer.
@@ -292,7 +292,7 @@ pub struct EncryptionConfig {
     )]
     pub identity: Vec<PathBuf>,
 
-    /// Plaintext to accept: reject, before-encrypted or accept [default: reject with keys]
+    /// Plaintext rule: reject, before-encrypted, accept [default: reject with keys]
     ///
     /// With before-encrypted, a session that began as plaintext can be read; plaintext after an
     /// encrypted entry is rejected. Without keys, that is the default.

@@ -27,7 +27,7 @@ pub struct Args {
     #[arg(long, value_name = "WRITER", help = select::BRANCH_HELP)]
     pub branch: String,
 
-    /// Adopt the branch although a writer may be active, or although it was adopted before
+    /// Adopt although a writer may be active or the branch was adopted before
     #[arg(long)]
     pub force: bool,
 

@@ -41,7 +41,7 @@ pub struct Args {
     #[arg(long, value_name = "ID")]
     pub session: Option<String>,
 
-    /// With --wait: fail after this time [default: 20s without a response of the daemon]
+    /// With --wait: fail after this time [default: 20s without a response]
     #[arg(long, value_name = "TIME")]
     pub timeout: Option<String>,
 

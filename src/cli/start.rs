@@ -86,7 +86,7 @@ const RESTORED: &str = "restored";
 /// The sessions to write to.
 #[derive(Debug, clap::Args)]
 pub struct LimitArgs {
-    /// Sessions to continue: full IDs, or "restored" for the restored one [default: all]
+    /// Sessions to continue: full IDs, or restored for that one [default: all]
     ///
     /// The agent can create files with the ID of any session. With this option, sessiond continues
     /// a session of the store only if it is named here, was restored by this process, or was

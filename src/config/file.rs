@@ -112,7 +112,15 @@ fn fill_settings(settings: &mut Settings, file: Settings) {
     }
     fill!(settings.network, file.network, ca_file);
     fill!(settings.telemetry, file.telemetry, otlp_endpoint);
-    fill!(settings.output, file.output, log, log_format, color, quiet);
+    fill!(
+        settings.output,
+        file.output,
+        log,
+        log_format,
+        log_file,
+        color,
+        quiet
+    );
     let encryption = &mut settings.encryption;
     if encryption.encrypt_to.is_empty() {
         encryption.encrypt_to = file.encryption.encrypt_to;
@@ -236,12 +244,17 @@ s3-path-style = true
 s3-sse = "AES256"
 index = "sqlite:///i"
 index-text = true
+witness = "require"
 encrypt-to = ["age1x"]
 identity = ["/k"]
+plaintext = "accept"
+signing-key = "/s"
+trust-key = ["t1"]
 ca-file = "/c"
 otlp-endpoint = "off"
 log = "debug"
 log-format = "json"
+log-file = "/l"
 color = "never"
 quiet = true
 flush-interval = "2s"

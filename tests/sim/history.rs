@@ -148,6 +148,7 @@ fn matches(held: &Files, chain: &[&Version], at: usize) -> bool {
                     || (file.has_no_complete_line()
                         && (bytes.is_empty() || is_earlier_version(bytes, path, &chain[..at])))
                     || is_moved_file(bytes, path, &chain[..at])
+                    || is_later_side_file(bytes, path, &chain[at..])
             }
         });
     present
@@ -156,18 +157,17 @@ fn matches(held: &Files, chain: &[&Version], at: usize) -> bool {
             .filter(|(path, _)| !version.files.contains_key(*path))
             .all(|(path, bytes)| {
                 is_earlier_version(bytes, path, &chain[..at])
-                    || is_later_tool_result(bytes, path, &chain[at..])
+                    || is_later_side_file(bytes, path, &chain[at..])
             })
 }
 
-/// A tool result can be in an earlier entry than the lines that were written before it. The agent
-/// writes it once, so it is complete or absent.
-fn is_later_tool_result(bytes: &[u8], path: &str, chain: &[&Version]) -> bool {
-    let is_same = |version: &&Version| {
-        let file = version.files.get(path);
-        file.is_some_and(|file| file.bytes == bytes)
-    };
-    path.contains("/tool-results/") && chain.iter().any(is_same)
+/// A flush of several entries uploads side files first, so a side file can be newer than the
+/// transcripts. It is complete or absent.
+fn is_later_side_file(bytes: &[u8], path: &str, chain: &[&Version]) -> bool {
+    let is_same = |file: &Arc<FileVersion>| !file.is_transcript && file.bytes == bytes;
+    chain
+        .iter()
+        .any(|version| version.files.get(path).is_some_and(is_same))
 }
 
 fn is_cut(bytes: &[u8], file: &FileVersion, chain: &[&Version]) -> bool {
