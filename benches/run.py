@@ -21,11 +21,12 @@ import lab  # noqa: E402
 import report  # noqa: E402
 from figures import Measured  # noqa: E402
 from proxy import Proxy  # noqa: E402
-from rows import append, fleet, heavy, idle, index, memory, restore, size, start, stop  # noqa: E402
+from rows import append, fleet, heavy, idle, index, index_load, memory, restore, size, start, stop  # noqa: E402
 
 ROWS = {
     "append": append.measure,
     "restore": restore.measure,
+    "small": restore.measure_small,
     "latency": restore.measure_latency,
     "memory": memory.measure,
     "heavy": heavy.measure,
@@ -34,6 +35,7 @@ ROWS = {
     "stop": stop.measure,
     "fleet": fleet.measure,
     "index": index.measure,
+    "index load": index_load.measure,
     "size": size.measure,
 }
 # The factor by which a row may be worse than expected.

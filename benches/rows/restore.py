@@ -18,7 +18,9 @@ from transcripts import Transcript
 MAX_WAVES = 14
 SESSION = "5e550000-0000-4000-8000-000000000001"
 # Megabytes, and the bytes between two flushes: hundreds of entries, with their merges and snapshots.
-STEPS = {1: 4 << 10, 12: 16 << 10, 100: 128 << 10}
+STEPS = {0.02: 4 << 10, 0.3: 16 << 10, 2: 16 << 10, 1: 4 << 10, 12: 16 << 10, 100: 128 << 10}
+# The small sessions, which most are: megabytes, the name, and the factor over the limit to reach.
+SMALL = {0.02: ("20 KB", 1.5), 0.3: ("300 KB", 1.5), 2: ("2 MB", 1.2)}
 # The limit: a shell pipeline that fetches, unpacks, writes and hashes one object.
 SIGNED = 'curl -sSf --aws-sigv4 aws:amz:us-east-1:s3 --user "$AWS_ACCESS_KEY_ID:$AWS_SECRET_ACCESS_KEY" "$1"'
 LIMIT = f'set -eo pipefail; {SIGNED} | gunzip | tee "$2" | sha256sum > "$2.sum"'
@@ -40,14 +42,14 @@ def stored(bench, megabytes: int) -> Stored:
     return bench.once(f"session-{megabytes}", lambda: stream(bench, megabytes))
 
 
-def stream(bench, megabytes: int) -> Stored:
+def stream(bench, megabytes: float, index: str | None = None) -> Stored:
     """Streams a session in steps, as an agent writes it, and waits until compaction is done."""
-    bucket, step = bench.bucket(), STEPS[megabytes] * (4 if bench.short else 1)
+    bucket, step = bench.bucket(), STEPS[megabytes] * (4 if bench.short and megabytes in (1, 12, 100) else 1)
     with bench.directory("stream") as directory:
-        kept = lab.Sessiond(bench.program, directory, f"s3://{bucket}/kept?endpoint=http://127.0.0.1:{bench.s3_port}")
+        kept = lab.Sessiond(bench.program, directory, f"s3://{bucket}/kept?endpoint=http://127.0.0.1:{bench.s3_port}", index)
         path, pending = kept.transcript(SESSION), []
         with kept.daemon() as daemon, open(path, "ab", buffering=0) as file:
-            for line in Transcript(SESSION, megabytes).bytes(megabytes * 1_000_000):
+            for line in Transcript(SESSION, max(1, int(megabytes))).bytes(int(megabytes * 1_000_000)):
                 pending.append(line)
                 if sum(map(len, pending)) >= step:
                     file.write(b"".join(pending))
@@ -64,10 +66,10 @@ def stream(bench, megabytes: int) -> Stored:
     return Stored(bucket, len(content), hashlib.sha256(content).hexdigest(), client.sizes(bucket, "kept/v1/default/"), peak, step)
 
 
-def restore(bench, one: Stored, port: int, directory: Path, check: bool = True) -> lab.Process:
-    """Restores in a new container: no index, no ledger, no files."""
+def restore(bench, one: Stored, port: int, directory: Path, check: bool = True, index: str | None = None) -> lab.Process:
+    """Restores in a new container: no ledger, no files, and a new index if none is given."""
     shutil.rmtree(directory, ignore_errors=True)
-    fresh = lab.Sessiond(bench.program, directory, f"s3://{one.bucket}/kept?endpoint=http://127.0.0.1:{port}")
+    fresh = lab.Sessiond(bench.program, directory, f"s3://{one.bucket}/kept?endpoint=http://127.0.0.1:{port}", index)
     done = fresh.call("restore", SESSION)
     # Deletes its claim, so that every restore finds the same objects.
     client = lab.S3(bench.s3_port)
@@ -125,6 +127,42 @@ def measure(bench) -> Measured:
             f"- {megabytes} MB, flushed after every {one.step >> 10} KiB: objects {made}; {runs} alternating runs of sessiond and of the limit."
         )
     return Measured(figures, ["\n".join(texts)])
+
+
+def measure_small(bench) -> Measured:
+    """Restores small sessions with the index in PostgreSQL, as a container does that starts on another machine."""
+    figures = []
+    with lab.postgres() as (port, _):
+        for megabytes, (name, factor) in SMALL.items():
+            database = f"small_{name.replace(' ', '_').lower()}"
+            lab.psql(port, f"CREATE DATABASE {database}")
+            index = f"postgres://postgres@127.0.0.1:{port}/{database}"
+            one, times = stream(bench, megabytes, index), {"sessiond": [], "limit": []}
+            head = int(lab.psql(port, "SELECT max(head) FROM sessions", database).stdout)
+            with bench.directory("small") as directory:
+                for run in range(12 if bench.short else 42):
+                    ours = restore(bench, one, bench.s3_port, directory / "a", index=index).took
+                    least = limit(bench, one, bench.s3_port, directory / "b").took
+                    # Every restore records its claim: the entry is removed as the restore removes it from the bucket.
+                    rows = lab.psql(port, f"DELETE FROM entries WHERE seq > {head} RETURNING seq; UPDATE sessions SET head = {head} WHERE head > {head}", database)
+                    assert rows.stdout.split() == [str(head + 1)], f"the index has these claims: {rows.stdout.split()}"
+                    if run > 1:
+                        times["sessiond"].append(ours)
+                        times["limit"].append(least)
+            ours, least = (lab.median(times[which]) for which in ("sessiond", "limit"))
+            figures.append(
+                Figure(
+                    "small",
+                    name,
+                    ours / least,
+                    "×",
+                    ms(ours),
+                    f"{ms(least)}: curl, gunzip and sha256sum of one object",
+                    factor,
+                    f"at most {factor} × the limit",
+                )
+            )
+    return Measured(figures)
 
 
 def waves(proxy: Proxy) -> str:

@@ -79,16 +79,22 @@ impl IndexWatch {
                 continue;
             }
             entries_at_check = entries;
-            self.check().await;
+            // Under steady load, there are always entries that wait for others.
+            if self.queue.is_waiting_for_entries() {
+                self.check_now().await;
+            }
         }
     }
 
-    /// Checks the index once.
+    /// Checks the index once. The indexer reports errors while it works, and may be writing a log
+    /// again; entries in its queue are not lost.
     pub async fn check(&self) {
-        // The indexer reports errors while it works, and entries in its queue are not lost.
-        if !self.queue.is_idle() {
-            return;
+        if self.queue.is_idle() {
+            self.check_now().await;
         }
+    }
+
+    async fn check_now(&self) {
         if let Err(error) = self.look_up().await {
             if self.reachable.swap(false, Ordering::Relaxed) {
                 tracing::warn!(%error, "the index is unreachable; streaming continues");
@@ -128,8 +134,8 @@ impl IndexWatch {
         indexer::queue_stale_logs(&self.queue, &*self.index, &self.logs, directory, &names).await
     }
 
-    /// A log of this daemon that the index has completely. The index need not have all: sessions
-    /// that were deleted still have local files.
+    /// A log of this daemon that the index has, and its head there. The index need not have all:
+    /// sessions that were deleted still have local files.
     async fn find_indexed(&self, statuses: &[LogStatus]) -> Result<Option<(LogId, Seq)>> {
         let is_candidate = |status: &&LogStatus| status.head > 0 && status.write_target == "main";
         for status in statuses.iter().filter(is_candidate).take(MAX_CANDIDATES) {
@@ -139,8 +145,9 @@ impl IndexWatch {
             let log = self.logs.id(name);
             let found = self.index.session(&log).await?;
             self.reachable.store(true, Ordering::Relaxed);
-            if found.is_some_and(|row| row.head >= status.head) {
-                return Ok(Some((log, status.head)));
+            // Newer entries may be on their way.
+            if let Some(head) = found.map(|row| row.head).filter(|head| *head > 0) {
+                return Ok(Some((log, head)));
             }
         }
         Ok(None)

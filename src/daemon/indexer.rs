@@ -1,17 +1,20 @@
-//! The indexer: sends each entry to the index, and catches up after an outage. No flush waits for
+//! The indexer: sends the entries to the index, and catches up after an outage. No flush waits for
 //! it.
+//!
+//! Does not own how long entries wait for others (`capture::index_queue`).
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::agent::Profile;
 use crate::capture::{IndexQueue, IndexTask};
 use crate::error::Result;
-use crate::index::{Index, RecordOutcome, SessionFilter};
+use crate::index::{EntryRecord, Index, SessionFilter};
 use crate::log::Logs;
 use crate::log::ledger::Ledger;
 use crate::log::writer::WriteTarget;
-use crate::model::LogName;
+use crate::model::{LogId, LogName};
 use crate::store::Store;
 use crate::sys::{Backoff, Counters, Directory, Operation};
 use crate::upkeep::reindex::catch_up;
@@ -62,7 +65,7 @@ impl Indexer {
                     if !error.is_retryable() {
                         tracing::error!(%error, attempt = backoff.failures(), "the index rejected an update");
                     }
-                    self.queue.retry(task);
+                    self.queue.retry(task, !error.is_retryable());
                     tokio::time::sleep(wait).await;
                 }
             }
@@ -71,23 +74,32 @@ impl Indexer {
 
     async fn execute(&self, task: &IndexTask) -> Result<()> {
         match task {
-            IndexTask::Entry(record) => {
-                if let RecordOutcome::Gap { head } = self.index.record(record).await? {
-                    tracing::debug!(session = %record.log.name, head, "the index is behind; catching up from the store");
-                    catch_up(&self.logs, &*self.index, &*self.profile, &record.log).await?;
-                }
-                Ok(())
-            }
-            IndexTask::StaleLog(name) => catch_up(
-                &self.logs,
-                &*self.index,
-                &*self.profile,
-                &self.logs.id(name.clone()),
-            )
-            .await
-            .map(|_| ()),
+            IndexTask::Entries(records) => self.record(records).await,
+            IndexTask::StaleLog(name) => self.catch_up(&self.logs.id(name.clone())).await,
             IndexTask::Failure(failure) => self.index.record_failure(failure).await,
         }
+    }
+
+    async fn record(&self, records: &[EntryRecord]) -> Result<()> {
+        let outcomes = self.index.record_all(records).await?;
+        let with_gap = records.iter().zip(outcomes);
+        let with_gap = with_gap.filter(|(_, outcome)| outcome.is_gap());
+        let behind: BTreeSet<&LogId> = with_gap.map(|(record, _)| &record.log).collect();
+        for log in behind {
+            tracing::debug!(session = %log.name, "the index is behind; catching up from the store");
+            match self.catch_up(log).await {
+                Err(error) if error.kind().is_unreadable() => {
+                    tracing::debug!(%error, "skipped an unreadable log")
+                }
+                caught_up => caught_up?,
+            }
+        }
+        Ok(())
+    }
+
+    async fn catch_up(&self, log: &LogId) -> Result<()> {
+        let (index, profile) = (&*self.index, &*self.profile);
+        catch_up(&self.logs, index, profile, log).await.map(|_| ())
     }
 }
 

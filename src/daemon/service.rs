@@ -435,7 +435,9 @@ impl ControlHandler {
         if let Some(mirror) = &self.parts.mirror {
             mirror.update_files(UpdateMode::Always).await?;
         }
-        self.handle.flush(session).await
+        let report = self.handle.flush(session).await?;
+        self.index_queue.hurry();
+        Ok(report)
     }
 
     async fn status(&self) -> Result<DaemonStatus> {

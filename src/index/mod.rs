@@ -58,6 +58,13 @@ pub enum RecordOutcome {
     },
 }
 
+impl RecordOutcome {
+    /// Whether entries are missing.
+    pub fn is_gap(&self) -> bool {
+        matches!(self, RecordOutcome::Gap { .. })
+    }
+}
+
 /// A row of the session list.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct SessionRow {
@@ -185,20 +192,28 @@ pub struct SessionPage {
 /// For callers:
 /// - Any call may fail with `Unavailable`, at any time and for any length of time. Streaming and
 ///   restoring by ID must work without the index.
-/// - `record` is idempotent: recording the same entry several times, also concurrently from several
+/// - `record` and `record_all` are idempotent: recording the same entry several times, also concurrently from several
 ///   machines, has the effect of recording it once. Callers record the entries of one log in order.
 ///
 /// For implementers:
 /// - `record` is one transaction. If `header.predecessor()` of a main-log record is not the indexed
 ///   head, `record` returns `Gap` (or `AlreadyRecorded` if it has that `seq`) and changes nothing,
 ///   unless the log starts over with this entry. Branch records may arrive in any order.
+/// - `record_all` has the effect of recording the entries one by one, and is one transaction if no
+///   outcome is a gap. The number of its statements does not depend on the number of plain entries.
 /// - A wrong password, an unknown database and similar mistakes are `Usage` errors with a hint.
 ///   Errors that a retry can fix are `Unavailable`.
 /// - No error and no `address` contains a secret.
 #[async_trait]
 pub trait Index: Send + Sync + 'static {
+    /// Connects, so that the next call does not wait for it.
+    async fn connect(&self) -> Result<()>;
+
     /// Applies one entry to the rows.
     async fn record(&self, record: &EntryRecord) -> Result<RecordOutcome>;
+
+    /// Applies entries to the rows; returns the outcome of each. Those of one log are in order.
+    async fn record_all(&self, records: &[EntryRecord]) -> Result<Vec<RecordOutcome>>;
 
     /// Replaces all named checkpoints of a log.
     async fn replace_named_checkpoints(

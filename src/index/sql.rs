@@ -3,8 +3,11 @@
 //! Owns the connection pool and the timeout of each call. Does not own the classification of errors
 //! (`error`), connecting (`connect`) or the rows that an entry changes (`record`).
 
+mod bulk;
 mod catalog;
+mod claim;
 mod connect;
+mod connection;
 mod error;
 mod fence;
 mod message_page;
@@ -15,6 +18,7 @@ mod record;
 mod rows;
 mod search;
 mod session_page;
+mod session_state;
 mod statement;
 mod stats;
 
@@ -24,13 +28,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use sqlx::{AnyPool, AssertSqlSafe, Row};
+use sqlx::{AnyConnection, AnyPool, AssertSqlSafe, Connection, Row};
 use tokio::sync::Mutex;
 
 use self::connect::{FileIdentity, Target};
+use self::connection::IndexConnection;
 use self::error::{SqlError, classify};
 use self::rows::{MAX_FIELD_LEN, format_time, log_columns, truncate, truncate_optional};
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::index::{
     EntryRecord, EntryRow, Failure, Index, RecordOutcome, SessionFilter, SessionPage, SessionRow,
 };
@@ -46,6 +51,9 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Additional timeout per message of a record. A slow machine needs one millisecond.
 const TIMEOUT_PER_MESSAGE: Duration = Duration::from_millis(5);
 
+/// How often entries are recorded again after another process has changed the same new log.
+const MAX_RECORD_ATTEMPTS: u32 = 5;
+
 /// Maximum number of failures per namespace.
 const MAX_FAILURES: u32 = 1000;
 
@@ -59,6 +67,9 @@ pub struct SqlIndex {
 /// A pool, and the index file that it was opened for.
 struct Connected {
     pool: AnyPool,
+    /// The connection that migrated the schema, for the next call: a process that makes only one
+    /// call connects only once.
+    first: Option<AnyConnection>,
     file: Option<FileIdentity>,
 }
 
@@ -100,35 +111,106 @@ impl SqlIndex {
         SqlIndex { options, ..self }
     }
 
-    /// Returns the pool. The first caller connects while the others wait. If the index file was
+    /// Returns a connection. The first caller connects while the others wait. If the index file was
     /// deleted or replaced, the open connections write to a file that nobody else sees, so the pool
     /// is replaced too.
-    async fn pool(&self) -> Result<AnyPool, SqlError> {
+    async fn acquire(&self) -> Result<IndexConnection, SqlError> {
         let mut slot = self.connected.lock().await;
-        if let Some(connected) = &*slot {
-            if connected.file == self.target.file_identity() {
-                return Ok(connected.pool.clone());
-            }
-            tracing::warn!(
-                index = self.target.address(),
-                "the index file was deleted or replaced; opening it again"
-            );
-            // SQLite deletes the side files of a database by name when its last connection closes,
-            // so the old connections close before the new file has side files.
-            let _ = tokio::time::timeout(CLOSE_TIMEOUT, connected.pool.close()).await;
-            *slot = None;
+        let connected = self.connect_in(&mut slot).await?;
+        if let Some(first) = connected.first.take() {
+            return Ok(IndexConnection::First(first));
         }
-        let pool = self.target.connect().await?;
-        *slot = Some(Connected {
-            pool: pool.clone(),
-            file: self.target.file_identity(),
-        });
-        Ok(pool)
+        let pool = connected.pool.clone();
+        drop(slot);
+        Ok(IndexConnection::Pooled(pool.acquire().await?))
+    }
+
+    async fn connect_in<'a>(
+        &self,
+        slot: &'a mut Option<Connected>,
+    ) -> Result<&'a mut Connected, SqlError> {
+        let connected = match slot.take() {
+            Some(connected) if connected.file == self.target.file_identity() => connected,
+            replaced => {
+                if let Some(replaced) = replaced {
+                    self.close(replaced).await;
+                }
+                let (pool, first) = self.target.connect().await?;
+                let file = self.target.file_identity();
+                Connected { pool, first, file }
+            }
+        };
+        Ok(slot.insert(connected))
+    }
+
+    async fn close(&self, replaced: Connected) {
+        tracing::warn!(
+            index = self.target.address(),
+            "the index file was deleted or replaced; opening it again"
+        );
+        // SQLite deletes the side files of a database by name when its last connection closes, so
+        // the old connections close before the new file has side files.
+        let _ = tokio::time::timeout(CLOSE_TIMEOUT, replaced.pool.close()).await;
     }
 
     /// Runs one call with the usual timeout and classifies its error.
     async fn call<T>(&self, work: impl Future<Output = Result<T, SqlError>> + Send) -> Result<T> {
         self.call_within(CALL_TIMEOUT, work).await
+    }
+
+    /// Records entries in one transaction. Records nothing if an outcome is a gap.
+    async fn try_record(&self, records: &[EntryRecord]) -> Result<Vec<RecordOutcome>> {
+        // The first entry of a fork can contain a hundred thousand messages.
+        let messages = records
+            .iter()
+            .map(|record| record.transcripts.messages.len());
+        let messages = u32::try_from(messages.sum::<usize>()).unwrap_or(u32::MAX);
+        let timeout = CALL_TIMEOUT + TIMEOUT_PER_MESSAGE * messages;
+        self.call_within(timeout, async {
+            let mut attempts_left = MAX_RECORD_ATTEMPTS;
+            loop {
+                attempts_left -= 1;
+                match self.record_attempt(records).await {
+                    Err(error) if attempts_left > 0 && error.is_race() => {}
+                    outcomes => return outcomes,
+                }
+            }
+        })
+        .await
+    }
+
+    async fn record_attempt(
+        &self,
+        records: &[EntryRecord],
+    ) -> Result<Vec<RecordOutcome>, SqlError> {
+        let mut connection = self.acquire().await?;
+        if !claim::is_possible(&connection, records) {
+            return self.record_on(&mut connection, records).await;
+        }
+        let mut outcomes = Vec::new();
+        for record in records {
+            if claim::record(&mut connection, record).await? {
+                outcomes.push(RecordOutcome::Recorded);
+            } else {
+                let record = std::slice::from_ref(record);
+                outcomes.extend(self.record_on(&mut connection, record).await?);
+            }
+        }
+        Ok(outcomes)
+    }
+
+    async fn record_on(
+        &self,
+        connection: &mut AnyConnection,
+        records: &[EntryRecord],
+    ) -> Result<Vec<RecordOutcome>, SqlError> {
+        let mut transaction = connection.begin_with(self.target.begin()).await?;
+        let outcomes = record::record(&mut transaction, records, &self.options).await?;
+        match outcomes.iter().any(RecordOutcome::is_gap) {
+            true => transaction.rollback().await?,
+            false => transaction.commit().await?,
+        }
+        Ok(outcomes)
     }
 
     async fn call_within<T>(
@@ -155,22 +237,31 @@ impl SqlIndex {
 
 #[async_trait]
 impl Index for SqlIndex {
-    async fn record(&self, record: &EntryRecord) -> Result<RecordOutcome> {
-        // The first entry of a fork can contain a hundred thousand messages.
-        let messages = u32::try_from(record.transcripts.messages.len()).unwrap_or(u32::MAX);
-        let timeout = CALL_TIMEOUT + TIMEOUT_PER_MESSAGE * messages;
-        self.call_within(timeout, async {
-            let mut transaction = self.pool().await?.begin_with(self.target.begin()).await?;
-            let outcome = record::record(&mut transaction, record, &self.options).await?;
-            match outcome {
-                RecordOutcome::Recorded => transaction.commit().await?,
-                RecordOutcome::AlreadyRecorded | RecordOutcome::Gap { .. } => {
-                    transaction.rollback().await?
-                }
-            }
-            Ok(outcome)
+    async fn connect(&self) -> Result<()> {
+        self.call(async {
+            let mut slot = self.connected.lock().await;
+            self.connect_in(&mut slot).await.map(|_| ())
         })
         .await
+    }
+
+    async fn record(&self, record: &EntryRecord) -> Result<RecordOutcome> {
+        let outcomes = self.try_record(std::slice::from_ref(record)).await?;
+        let outcome = outcomes.into_iter().next();
+        outcome.ok_or_else(|| Error::new(ErrorKind::Internal, "an entry has no outcome"))
+    }
+
+    async fn record_all(&self, records: &[EntryRecord]) -> Result<Vec<RecordOutcome>> {
+        let outcomes = self.try_record(records).await?;
+        if !outcomes.iter().any(RecordOutcome::is_gap) {
+            return Ok(outcomes);
+        }
+        // Nothing was recorded. The entries before and beside the gap are recorded one by one.
+        let mut outcomes = Vec::with_capacity(records.len());
+        for record in records {
+            outcomes.push(self.record(record).await?);
+        }
+        Ok(outcomes)
     }
 
     async fn replace_named_checkpoints(
@@ -179,7 +270,8 @@ impl Index for SqlIndex {
         named: &[(String, Checkpoint)],
     ) -> Result<()> {
         self.call(async {
-            let mut transaction = self.pool().await?.begin_with(self.target.begin()).await?;
+            let mut connection = self.acquire().await?;
+            let mut transaction = connection.begin_with(self.target.begin()).await?;
             record::replace_named_checkpoints(&mut transaction, (log, &self.options), named)
                 .await?;
             transaction.commit().await?;
@@ -195,7 +287,8 @@ impl Index for SqlIndex {
         metadata: &SessionMetadata,
     ) -> Result<()> {
         self.call(async {
-            let mut transaction = self.pool().await?.begin_with(self.target.begin()).await?;
+            let mut connection = self.acquire().await?;
+            let mut transaction = connection.begin_with(self.target.begin()).await?;
             metadata::set(&mut transaction, log, version, metadata).await?;
             transaction.commit().await?;
             Ok(())
@@ -206,7 +299,7 @@ impl Index for SqlIndex {
     async fn session(&self, log: &LogId) -> Result<Option<SessionRow>> {
         self.call(async {
             let (namespace, agent, id) = log_columns(log);
-            let mut connection = self.pool().await?.acquire().await?;
+            let mut connection = self.acquire().await?;
             let sql = format!(
                 "SELECT {} FROM sessions WHERE namespace = $1 AND agent = $2 AND id = $3",
                 rows::SESSION_COLUMNS
@@ -236,7 +329,7 @@ impl Index for SqlIndex {
             .map(session_page::Cursor::parse)
             .transpose()?;
         self.call(async {
-            let mut connection = self.pool().await?.acquire().await?;
+            let mut connection = self.acquire().await?;
             session_page::page(&mut connection, filter, cursor).await
         })
         .await
@@ -251,7 +344,7 @@ impl Index for SqlIndex {
                 .bind(namespace)
                 .bind(agent)
                 .bind(id)
-                .fetch_all(&self.pool().await?)
+                .fetch_all(&mut *self.acquire().await?)
                 .await?;
             rows.iter().map(rows::read_file).collect()
         })
@@ -267,7 +360,7 @@ impl Index for SqlIndex {
                 .bind(namespace)
                 .bind(agent)
                 .bind(id)
-                .fetch_all(&self.pool().await?)
+                .fetch_all(&mut *self.acquire().await?)
                 .await?;
             rows.iter().map(rows::read_entry).collect()
         })
@@ -284,7 +377,7 @@ impl Index for SqlIndex {
                 .bind(agent)
                 .bind(id)
                 .bind(i64::from(limit))
-                .fetch_all(&self.pool().await?)
+                .fetch_all(&mut *self.acquire().await?)
                 .await?;
             rows.iter().map(rows::read_entry).collect()
         })
@@ -297,7 +390,7 @@ impl Index for SqlIndex {
             let rows = sqlx::query(SQL)
                 .bind(namespace.as_str())
                 .bind(agent.as_str())
-                .fetch_all(&self.pool().await?)
+                .fetch_all(&mut *self.acquire().await?)
                 .await?;
             let log = |row| {
                 Ok(LogId {
@@ -314,7 +407,8 @@ impl Index for SqlIndex {
     async fn delete_log(&self, log: &LogId) -> Result<()> {
         self.call(async {
             let (namespace, agent, id) = log_columns(log);
-            let mut transaction = self.pool().await?.begin_with(self.target.begin()).await?;
+            let mut connection = self.acquire().await?;
+            let mut transaction = connection.begin_with(self.target.begin()).await?;
             // The session's row comes first, because `record` locks it too.
             for sql in [
                 "DELETE FROM sessions WHERE namespace = $1 AND agent = $2 AND id = $3",
@@ -351,7 +445,7 @@ impl Index for SqlIndex {
             SystemRng.next()
         );
         self.call(async {
-            let mut connection = self.pool().await?.acquire().await?;
+            let mut connection = self.acquire().await?;
             sqlx::query(INSERT)
                 .bind(failure.namespace.as_str())
                 .bind(format_time(failure.at))
@@ -380,7 +474,7 @@ impl Index for SqlIndex {
             let rows = sqlx::query(SQL)
                 .bind(namespace.as_str())
                 .bind(limit)
-                .fetch_all(&self.pool().await?)
+                .fetch_all(&mut *self.acquire().await?)
                 .await?;
             rows.iter().map(rows::read_failure).collect()
         })
@@ -391,7 +485,7 @@ impl Index for SqlIndex {
         self.call(async {
             // Queries a table, because a database without the schema is unusable.
             let row = sqlx::query("SELECT COUNT(*) FROM (SELECT 1 FROM sessions LIMIT 1) AS one")
-                .fetch_one(&self.pool().await?)
+                .fetch_one(&mut *self.acquire().await?)
                 .await?;
             let _: i64 = row.try_get(0)?;
             Ok(())

@@ -57,36 +57,49 @@ pub async fn update_checkpoints(parts: &Parts, id: &LogId) {
     }
 }
 
+/// Connects to the index while the caller does something else, so that a later call does not wait
+/// for it.
+pub fn connect_early(parts: &Parts) {
+    let index = parts.index.clone();
+    tokio::spawn(async move {
+        // A call that needs the index reports the error.
+        let _ = index.connect().await;
+    });
+}
+
 /// Records the claims of restored logs. Adds a new fork that the index does not have. Other entries
 /// that the index lacks are left to the next indexer: the agent that is about to start must not wait
 /// for them.
 pub async fn record_claims(parts: &Parts, restored: &[Restored]) {
-    for Restored { report, claim } in restored {
-        let (Some(claim), Ok(name)) = (claim, report.session.parse()) else {
-            continue;
-        };
-        let record = EntryRecord {
-            log: parts.logs.id(name),
+    let record = |restored: &Restored| {
+        let claim = restored.claim.as_ref()?;
+        Some(EntryRecord {
+            log: parts.logs.id(restored.report.session.parse().ok()?),
             branch: None,
             header: claim.header.clone(),
             stored_bytes: claim.bytes.len() as u64,
             digest: claim.digest,
             transcripts: ParsedTranscripts::default(),
-        };
-        match tokio::time::timeout(RECORD_TIMEOUT, parts.index.record(&record)).await {
-            // The first claim after that of a fork. A longer log is not read again for the index.
-            Ok(Ok(RecordOutcome::Gap { head: 0 })) if claim.header.seq == 2 => {
-                Box::pin(add_missing(parts, &record.log)).await
-            }
-            Ok(Ok(_)) => {}
-            Ok(Err(error)) => {
-                tracing::warn!(%error, "the index update failed; the daemon will update the index later");
-                return;
-            }
-            Err(_) => {
-                tracing::warn!(timeout = ?RECORD_TIMEOUT, "the index does not respond; the daemon updates it later");
-                return;
-            }
+        })
+    };
+    let records: Vec<EntryRecord> = restored.iter().filter_map(record).collect();
+    if records.is_empty() {
+        return;
+    }
+    let outcomes = tokio::time::timeout(RECORD_TIMEOUT, parts.index.record_all(&records)).await;
+    let outcomes = match outcomes {
+        Ok(Ok(outcomes)) => outcomes,
+        Ok(Err(error)) => {
+            return tracing::warn!(%error, "the index update failed; the daemon will update the index later");
+        }
+        Err(_) => {
+            return tracing::warn!(timeout = ?RECORD_TIMEOUT, "the index does not respond; the daemon updates it later");
+        }
+    };
+    for (record, outcome) in records.iter().zip(outcomes) {
+        // The first claim after that of a fork. A longer log is not read again for the index.
+        if outcome == (RecordOutcome::Gap { head: 0 }) && record.header.seq == 2 {
+            Box::pin(add_missing(parts, &record.log)).await;
         }
     }
 }

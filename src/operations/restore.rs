@@ -265,6 +265,10 @@ impl RestoreService {
     }
 
     async fn restore_all(&self, request: &RestoreRequest) -> Result<RestoreSummary> {
+        let updates_index = self.index == IndexUpdate::Immediate && !request.dry_run;
+        if updates_index {
+            index::connect_early(&self.parts);
+        }
         let ids = self.find(request).await?;
         let mut summary = RestoreSummary::default();
         let mut done: BTreeSet<String> = BTreeSet::new();
@@ -302,7 +306,7 @@ impl RestoreService {
         if !request.dry_run {
             self.forget_rolled_back(&claims).await?;
         }
-        if self.index == IndexUpdate::Immediate && !request.dry_run {
+        if updates_index {
             index::record_claims(&self.parts, &claims).await;
         }
         summary.restored = claims.into_iter().map(|log| log.report).collect();

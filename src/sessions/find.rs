@@ -1,5 +1,7 @@
 //! Finds a session by its ID, by a prefix of its ID, or as the latest of a project or request.
 
+use std::time::Duration;
+
 use jiff::Timestamp;
 
 use crate::agent::is_uuid;
@@ -7,6 +9,10 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::index::{Index, SessionFilter};
 use crate::log::{Logs, errors, segments};
 use crate::model::{LogId, LogName, metadata};
+
+/// How long the index may take to name the latest session. The agent that is about to start waits
+/// for it, and the store knows it too.
+const INDEX_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Maximum number of candidates that an error about an ambiguous prefix lists.
 const MAX_CANDIDATES: usize = 5;
@@ -140,15 +146,19 @@ async fn latest(logs: &Logs, index: &dyn Index, filter: &LatestFilter) -> Result
         limit: 1,
         cursor: None,
     };
-    match index.sessions(&query).await {
-        Ok(page) => {
+    match tokio::time::timeout(INDEX_TIMEOUT, index.sessions(&query)).await {
+        Ok(Ok(page)) => {
             if let Some(row) = page.sessions.first() {
                 return Ok(Some(logs.id(row.id.parse()?)));
             }
         }
-        Err(error) => {
+        Ok(Err(error)) => {
             tracing::warn!(%error, "index query failed; reading the latest session from the store")
         }
+        Err(_) => tracing::warn!(
+            timeout = ?INDEX_TIMEOUT,
+            "the index does not respond; reading the latest session from the store"
+        ),
     }
     let names = logs.log_names("").await?;
     let sessions = names.into_iter().filter(|name| !name.is_project());

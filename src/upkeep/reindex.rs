@@ -19,6 +19,9 @@ use crate::model::{
     FileKind, FileMove, ForkOrigin, LogId, LogPoint, ParsedTranscripts, RelPath, WriterId,
 };
 
+/// Number of entries that are recorded in one transaction.
+const BATCH_SIZE: usize = 200;
+
 /// Records the entries of a log that the index lacks; returns their number.
 pub async fn catch_up(
     logs: &Logs,
@@ -68,30 +71,34 @@ async fn index_log(
     if indexed.is_none() {
         index.delete_log(id).await?;
     }
-    for mut record in read.sink.records {
+    let mut records = read.sink.records;
+    for record in &mut records {
         if let Some(fork) = record.header.fork.clone() {
             record.transcripts = parse_fork_origin(logs, profile, id, &fork).await?;
             record.header.parts = fork.files;
         }
-        recorded += write_record(index, &record).await?;
+    }
+    for batch in records.chunks(BATCH_SIZE) {
+        recorded += write_records(index, batch).await?;
     }
     if let Some(error) = damage {
         return Err(error);
     }
     for writer in logs.list_branches(id).await? {
+        let mut records = Vec::new();
         for segment in logs.list_branch_segments(id, &writer).await? {
             if let Some(entry) = logs.read_segment(id, &segment, Some(&writer)).await? {
                 let branch = Some(writer.clone());
-                let record = entry_record(
+                records.push(entry_record(
                     &mut TranscriptReader::default(),
                     profile,
                     id,
                     branch,
                     &entry,
-                );
-                recorded += write_record(index, &record).await?;
+                ));
             }
         }
+        recorded += write_records(index, &records).await?;
     }
     update_metadata(logs, index, id).await?;
     Ok(recorded)
@@ -248,16 +255,22 @@ fn entry_record(
     }
 }
 
-/// Records an entry; returns the number of entries that were new.
-async fn write_record(index: &dyn Index, record: &EntryRecord) -> Result<u64> {
-    match index.record(record).await? {
-        RecordOutcome::Recorded => Ok(1),
-        RecordOutcome::AlreadyRecorded => Ok(0),
-        RecordOutcome::Gap { head } => Err(Error::conflict(format!(
-            "the index ends with entry {head}, but the store continues with entry {}",
-            record.header.seq
-        ))),
+/// Records entries of one log; returns the number of those that were new.
+async fn write_records(index: &dyn Index, records: &[EntryRecord]) -> Result<u64> {
+    let mut recorded = 0;
+    for (record, outcome) in records.iter().zip(index.record_all(records).await?) {
+        match outcome {
+            RecordOutcome::Recorded => recorded += 1,
+            RecordOutcome::AlreadyRecorded => {}
+            RecordOutcome::Gap { head } => {
+                return Err(Error::conflict(format!(
+                    "the index ends with entry {head}, but the store continues with entry {}",
+                    record.header.seq
+                )));
+            }
+        }
     }
+    Ok(recorded)
 }
 
 /// The result of a rebuild.

@@ -76,6 +76,9 @@ contract!(
     out_of_range_numbers_are_rejected,
     a_skipped_seq_is_not_a_gap,
     racing_records_give_the_rows_of_one,
+    a_batch_gives_the_rows_of_single_records,
+    a_gap_in_a_batch_concerns_only_its_log,
+    racing_batches_give_the_rows_of_one,
     concurrent_logs_are_all_recorded,
     moves_rename_and_replace,
     a_session_of_branches_alone_is_listed,
@@ -261,6 +264,133 @@ async fn a_record_counts_once(database: TestDatabase) {
         (session.created, session.updated, session.raw_bytes),
         (at(1), at(2), 15)
     );
+}
+
+/// Entries of three logs: plain ones, a move, a rewritten file, a tombstone, and a branch.
+fn mixed_entries() -> Vec<EntryRecord> {
+    let (one, two, three) = (log("s1"), log("s2"), log("s3"));
+    let mut moved = entry(&one, 4, vec![part("c.jsonl", 0, 7)]);
+    moved.header.moves = vec![FileMove {
+        from: "a.jsonl".parse().unwrap(),
+        to: "b.jsonl".parse().unwrap(),
+    }];
+    let mut removed = entry(&two, 3, vec![]);
+    removed.header.kind = EntryKind::Tombstone;
+    let mut known = entry(&one, 5, vec![part("b.jsonl", 10, 5)]);
+    known.transcripts.facts = SessionFacts {
+        title: Some("A title".to_owned()),
+        project: Some("-work".to_owned()),
+        ..SessionFacts::default()
+    };
+    vec![
+        entry(&one, 1, vec![]),
+        entry(&two, 1, vec![]),
+        on_branch(entry(&three, 1, vec![part("d.jsonl", 0, 3)]), "w9"),
+        entry(&one, 2, vec![part("a.jsonl", 0, 4)]),
+        entry(&one, 3, vec![part("a.jsonl", 4, 6)]),
+        entry(&two, 2, vec![part("a.jsonl", 0, 4), part("x", 0, 9)]),
+        moved,
+        on_branch(entry(&two, 3, vec![part("a.jsonl", 4, 2)]), "w9"),
+        removed,
+        known,
+        entry(&three, 1, vec![]),
+        entry(&one, 6, vec![part("b.jsonl", 0, 2)]),
+        entry(&one, 7, vec![]),
+    ]
+}
+
+async fn a_batch_gives_the_rows_of_single_records(database: TestDatabase) {
+    let (index, records) = (database.open(), mixed_entries());
+    let logs: BTreeSet<LogId> = records.iter().map(|record| record.log.clone()).collect();
+    for record in &records {
+        let outcome = index.record(record).await.unwrap();
+        assert_eq!(outcome, RecordOutcome::Recorded, "{}", record.header.seq);
+    }
+    let mut expected = Vec::new();
+    for log in &logs {
+        expected.push(rows(&index, log).await);
+    }
+    // One batch, and batches of each size.
+    for size in (1..=records.len()).rev() {
+        for log in &logs {
+            index.delete_log(log).await.unwrap();
+        }
+        for batch in records.chunks(size) {
+            let outcomes = index.record_all(batch).await.unwrap();
+            assert_eq!(outcomes, vec![RecordOutcome::Recorded; batch.len()]);
+        }
+        for (log, expected) in logs.iter().zip(&expected) {
+            assert_eq!(rows(&index, log).await, *expected, "batches of {size}");
+        }
+        let outcomes = index.record_all(&records).await.unwrap();
+        assert_eq!(
+            outcomes,
+            vec![RecordOutcome::AlreadyRecorded; records.len()]
+        );
+    }
+    assert_eq!(index.record_all(&[]).await.unwrap(), vec![]);
+}
+
+async fn a_gap_in_a_batch_concerns_only_its_log(database: TestDatabase) {
+    let (index, one, two) = (database.open(), log("s1"), log("s2"));
+    let batch = [
+        entry(&one, 1, vec![]),
+        entry(&two, 1, vec![]),
+        entry(&one, 3, vec![part("a.jsonl", 0, 4)]),
+        entry(&two, 2, vec![part("a.jsonl", 0, 4)]),
+    ];
+    assert_eq!(
+        index.record_all(&batch).await.unwrap(),
+        [
+            RecordOutcome::Recorded,
+            RecordOutcome::Recorded,
+            RecordOutcome::Gap { head: 1 },
+            RecordOutcome::Recorded,
+        ]
+    );
+    assert_eq!(index.session(&one).await.unwrap().unwrap().head, 1);
+    assert_eq!(index.session(&two).await.unwrap().unwrap().head, 2);
+    // A gap at the start creates no session.
+    let three = log("s3");
+    let late = [entry(&three, 5, vec![]), entry(&two, 3, vec![])];
+    index.record_all(&late).await.unwrap();
+    assert_eq!(rows(&index, &three).await, (None, vec![], vec![]));
+    assert_eq!(index.session(&two).await.unwrap().unwrap().head, 3);
+}
+
+/// Several processes record the same new logs, in different orders.
+async fn racing_batches_give_the_rows_of_one(database: TestDatabase) {
+    let logs: Vec<LogId> = (0..6).map(|number| log(&format!("s{number}"))).collect();
+    let batch = |log: &LogId| {
+        let deltas = (2..=4).map(|seq| entry(log, seq, vec![part("a.jsonl", (seq - 2) * 5, 5)]));
+        std::iter::once(entry(log, 1, vec![]))
+            .chain(deltas)
+            .collect::<Vec<_>>()
+    };
+    let racers = (0..4).map(|racer| {
+        let index = database.open();
+        let mut order = logs.clone();
+        order.rotate_left(racer);
+        if racer % 2 == 1 {
+            order.reverse();
+        }
+        let records: Vec<EntryRecord> = order.iter().flat_map(batch).collect();
+        tokio::spawn(async move { index.record_all(&records).await })
+    });
+    let mut recorded = 0;
+    for racer in racers.collect::<Vec<_>>() {
+        let outcomes = racer.await.unwrap().unwrap();
+        let is_new = |outcome: &&RecordOutcome| **outcome == RecordOutcome::Recorded;
+        recorded += outcomes.iter().filter(is_new).count();
+    }
+    assert_eq!(recorded, 6 * 4);
+    let index = database.open();
+    for log in &logs {
+        let (session, files, entries) = rows(&index, log).await;
+        let session = session.unwrap();
+        assert_eq!((session.head, session.raw_bytes), (4, 15), "{log}");
+        assert_eq!((files.len(), entries.len()), (1, 4), "{log}");
+    }
 }
 
 async fn a_record_out_of_order_is_a_gap(database: TestDatabase) {

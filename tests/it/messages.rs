@@ -8,8 +8,8 @@ use sessiond::capture::flush::LogFlusher;
 use sessiond::error::ErrorKind;
 use sessiond::index::sql::{IndexOptions, SqlIndex};
 use sessiond::index::{
-    Catalog, GroupBy, Index, MessageFilter, MessageRow, RecordOutcome, SearchFilter, SearchQuery,
-    SessionRow, StatsFilter, StatsRow,
+    Catalog, GroupBy, Index, MessageFilter, MessageRow, SearchFilter, SearchQuery, SessionRow,
+    StatsFilter, StatsRow,
 };
 use sessiond::model::{LogId, PathState, Prices, Role};
 use sessiond::sys::Disk;
@@ -70,13 +70,18 @@ pub fn fixture(name: &str) -> (String, Files) {
 /// Sends the entries since the last call to the index.
 pub async fn index_new_entries(world: &World, index: &SqlIndex) {
     while let Some(task) = world.writer.context.index_queue.try_next() {
-        let IndexTask::Entry(record) = task else {
+        let IndexTask::Entries(records) = task else {
             continue;
         };
-        if let RecordOutcome::Gap { .. } = index.record(&record).await.unwrap() {
-            catch_up(&world.logs(), index, world.profile(), &record.log)
-                .await
-                .unwrap();
+        for (record, outcome) in records
+            .iter()
+            .zip(index.record_all(&records).await.unwrap())
+        {
+            if outcome.is_gap() {
+                catch_up(&world.logs(), index, world.profile(), &record.log)
+                    .await
+                    .unwrap();
+            }
         }
     }
 }

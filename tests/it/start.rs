@@ -1,5 +1,7 @@
 //! One command for the first start and for every restart: `{session-args}` and `--request`.
 
+use std::time::{Duration, Instant};
+
 use crate::support::TempHome;
 use crate::support::backend::{Backend, Running, Signal, eventually};
 use crate::support::on_each_backend;
@@ -136,6 +138,42 @@ fn a_request_finds_its_session_without_the_index(mut backend: Backend) {
     let third = TempHome::new();
     let restored = backend.run(&third, &["restore", "--request", "job-7"]).ok();
     assert!(restored.out().contains(&id));
+}
+
+/// A database that accepts connections and never answers. A connection attempt takes 5 seconds.
+#[test]
+fn a_hanging_database_does_not_delay_the_start() {
+    let mut backend = Backend::file();
+    start(&backend, &TempHome::new(), ["--session", ID], "first");
+    let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = server.local_addr().unwrap().port();
+    backend.set(
+        "SESSIOND_INDEX",
+        format!("postgres://nobody@127.0.0.1:{port}/none"),
+    );
+    for select in [
+        &["--session", ID][..],
+        &["--request", "job-9"],
+        &["--latest"],
+    ] {
+        let home = TempHome::new();
+        let began = Instant::now();
+        let command = ["--", "sh", "-c", "touch \"$HOME/hangs\""];
+        let words = [&["run"], select, &command].concat();
+        let mut run = backend.command(&home, &words);
+        let mut run = Running(run.stderr(std::process::Stdio::null()).spawn().unwrap());
+        let marker = home.home().join("hangs");
+        eventually("the agent runs", || marker.exists());
+        let waited = began.elapsed();
+        assert!(waited < Duration::from_secs(4), "{select:?}: {waited:?}");
+        assert_eq!(run.code(), Some(0), "{select:?}");
+    }
+    let began = Instant::now();
+    let home = TempHome::new();
+    let daemon = backend.daemon(&home, &["--session", ID]);
+    let waited = began.elapsed();
+    assert!(waited < Duration::from_secs(4), "ready after {waited:?}");
+    assert_eq!(daemon.stop().0, Some(0));
 }
 
 #[test]

@@ -195,9 +195,21 @@ impl Session {
 
 #[async_trait]
 impl Index for Session {
+    async fn connect(&self) -> Result<()> {
+        Ok(())
+    }
+
     async fn record(&self, record: &EntryRecord) -> Result<RecordOutcome> {
         self.statement("record", |inner| inner.rows.record(record))
             .await
+    }
+
+    async fn record_all(&self, records: &[EntryRecord]) -> Result<Vec<RecordOutcome>> {
+        let record = |inner: &mut Inner| {
+            let records = records.iter();
+            records.map(|record| inner.rows.record(record)).collect()
+        };
+        self.statement("record", record).await
     }
 
     async fn set_metadata(

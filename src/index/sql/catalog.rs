@@ -20,7 +20,7 @@ impl Catalog for SqlIndex {
             .map(message_page::Cursor::parse)
             .transpose()?;
         self.call(async {
-            let mut connection = self.pool().await?.acquire().await?;
+            let mut connection = self.acquire().await?;
             message_page::page(&mut connection, log, filter, cursor).await
         })
         .await
@@ -28,7 +28,7 @@ impl Catalog for SqlIndex {
 
     async fn search(&self, filter: &SearchFilter) -> Result<SearchResults> {
         self.call(async {
-            let mut connection = self.pool().await?.acquire().await?;
+            let mut connection = self.acquire().await?;
             search::search(&mut connection, filter).await
         })
         .await
@@ -36,7 +36,7 @@ impl Catalog for SqlIndex {
 
     async fn stats(&self, filter: &StatsFilter) -> Result<Vec<StatsRow>> {
         self.call(async {
-            let mut connection = self.pool().await?.acquire().await?;
+            let mut connection = self.acquire().await?;
             stats::stats(&mut connection, filter).await
         })
         .await
@@ -57,7 +57,7 @@ impl SqlIndex {
             .map(message_page::Cursor::parse)
             .transpose()?;
         self.call(async {
-            let mut connection = self.pool().await?.acquire().await?;
+            let mut connection = self.acquire().await?;
             let (explain, column) = self.target.explain();
             let mut statement = Statement::new(explain);
             message_page::query(&mut statement, log, filter, cursor)?;

@@ -11,8 +11,9 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
-use sqlx::any::{AnyConnectOptions, AnyPoolOptions};
-use sqlx::{AnyConnection, AnyPool, ConnectOptions, Connection, Row};
+use sqlx::any::{AnyConnectOptions, AnyPoolOptions, AnyRow};
+use sqlx::migrate::Migrator;
+use sqlx::{AnyConnection, AnyPool, AssertSqlSafe, ConnectOptions, Connection, Row};
 use url::Url;
 
 use super::error::SqlError;
@@ -213,11 +214,11 @@ impl Target {
         }
     }
 
-    /// Connects once, migrates the schema, and returns a pool.
+    /// Connects once, migrates the schema, and returns a pool, and the connection to a server.
     ///
     /// The first connection is not part of the pool: a pool reports only a timeout, not why it
     /// cannot connect.
-    pub(super) async fn connect(&self) -> Result<AnyPool, SqlError> {
+    pub(super) async fn connect(&self) -> Result<(AnyPool, Option<AnyConnection>), SqlError> {
         // An error means that the drivers are installed already.
         let _ =
             sqlx::any::install_drivers(&[sqlx::sqlite::any::DRIVER, sqlx::postgres::any::DRIVER]);
@@ -231,18 +232,29 @@ impl Target {
         let mut connection = tokio::time::timeout(CONNECT_TIMEOUT, options.connect())
             .await
             .map_err(|_| SqlError::Timeout)??;
-        sqlx::raw_sql(self.settings())
-            .execute(&mut connection)
-            .await?;
-        if matches!(self.engine, Engine::Sqlite(_)) {
-            enable_wal(&mut connection).await?;
-        }
-        self.migrate(&mut connection).await?;
-        // The migration is committed, so an error while closing does not matter.
-        let _ = connection.close().await;
+        let first = match &self.engine {
+            Engine::Sqlite(_) => {
+                let settings = sqlx::raw_sql(self.settings());
+                settings.execute(&mut connection).await?;
+                enable_wal(&mut connection).await?;
+                self.migrate(&mut connection).await?;
+                // A replaced file must have no open connection that nobody closes. The migration is
+                // committed, so an error while closing does not matter.
+                let _ = connection.close().await;
+                None
+            }
+            Engine::Postgres => {
+                if !self.configure_current(&mut connection).await? {
+                    let settings = sqlx::raw_sql(self.settings());
+                    settings.execute(&mut connection).await?;
+                    self.migrate(&mut connection).await?;
+                }
+                Some(connection)
+            }
+        };
 
         let settings = self.settings();
-        Ok(AnyPoolOptions::new()
+        let pool = AnyPoolOptions::new()
             .max_connections(MAX_CONNECTIONS)
             .min_connections(0)
             .idle_timeout(IDLE_TIMEOUT)
@@ -255,7 +267,20 @@ impl Target {
                         .map(|_| ())
                 })
             })
-            .connect_lazy_with(options))
+            .connect_lazy_with(options);
+        Ok((pool, first))
+    }
+
+    /// Configures a connection and checks the version of the schema, in one round trip. Returns
+    /// whether the schema is current; otherwise the connection may not be configured.
+    async fn configure_current(&self, connection: &mut AnyConnection) -> Result<bool, SqlError> {
+        let sql = format!("{}; {LIST_VERSIONS}", self.settings());
+        let query = sqlx::raw_sql(AssertSqlSafe(sql));
+        match query.fetch_all(connection).await {
+            Ok(rows) => is_current(&sqlx::migrate!("./migrations"), &rows),
+            Err(sqlx::Error::Database(_)) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Migrates the schema in one transaction, one process at a time.
@@ -264,14 +289,10 @@ impl Target {
         // Usually there is nothing to do, and a role without the right to create tables must not
         // try.
         let versions = sqlx::query(LIST_VERSIONS).fetch_all(&mut *connection).await;
-        if let Ok(rows) = &versions {
-            let found: Vec<i64> = rows
-                .iter()
-                .map(|row| row.try_get(0))
-                .collect::<Result<_, _>>()?;
-            if migrator.iter().map(|migration| migration.version).eq(found) {
-                return Ok(());
-            }
+        if let Ok(rows) = &versions
+            && is_current(&migrator, rows)?
+        {
+            return Ok(());
         }
         // A lock that ends with the transaction also works behind a connection pooler; the lock of
         // the migrator does not.
@@ -302,6 +323,13 @@ impl Target {
         transaction.commit().await?;
         Ok(())
     }
+}
+
+/// Whether these are the versions of all migrations.
+fn is_current(migrator: &Migrator, versions: &[AnyRow]) -> Result<bool, SqlError> {
+    let found = versions.iter().map(|row| row.try_get(0));
+    let found: Vec<i64> = found.collect::<Result<_, _>>()?;
+    Ok(migrator.iter().map(|migration| migration.version).eq(found))
 }
 
 /// Enables write-ahead logging, which allows readers during a write and is a property of the file.

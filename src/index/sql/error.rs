@@ -61,6 +61,16 @@ impl SqlError {
     }
 }
 
+impl SqlError {
+    /// Whether another transaction changed the same rows, so that a second attempt sees its rows.
+    pub(super) fn is_race(&self) -> bool {
+        // Unique violation, serialization failure, deadlock. A transaction of SQLite that writes is
+        // alone.
+        let is_code = |code: &str| matches!(code, "23505" | "40001" | "40P01");
+        matches!(self, SqlError::Sql(sqlx::Error::Database(error)) if error.code().is_some_and(|code| is_code(&code)))
+    }
+}
+
 /// Whether the database was dropped, or created again without the schema. The next connection
 /// creates the schema.
 fn is_recreated(error: &dyn sqlx::error::DatabaseError) -> bool {

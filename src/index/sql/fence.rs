@@ -19,7 +19,7 @@ impl FenceTable for SqlIndex {
                 .bind(namespace)
                 .bind(agent)
                 .bind(id)
-                .fetch_optional(&self.pool().await?)
+                .fetch_optional(&mut *self.acquire().await?)
                 .await?;
             found.as_ref().map(rows::read_fence).transpose()
         })
@@ -51,7 +51,11 @@ impl FenceTable for SqlIndex {
                     .bind(to_bigint("sequence number", expected.seq)?)
                     .bind(expected.writer.as_str());
             }
-            Ok(query.execute(&self.pool().await?).await?.rows_affected() == 1)
+            Ok(query
+                .execute(&mut *self.acquire().await?)
+                .await?
+                .rows_affected()
+                == 1)
         })
         .await
     }

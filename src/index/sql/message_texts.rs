@@ -1,16 +1,16 @@
 //! The table `message_texts` for full-text search, which differs between the databases.
 //!
-//! Owns the table and the inserts. Rows are deleted together with their messages (`messages`,
+//! Owns the table and its rows. Rows are deleted together with their messages (`messages`,
 //! `record`). In SQLite, triggers keep the full-text index up to date; in PostgreSQL it is a
 //! column.
 
-use sqlx::{Any, AnyConnection, AssertSqlSafe};
+use serde_json::Value;
 
-use super::error::SqlError;
-use super::rows::{log_columns, to_bigint, truncate};
+use super::bulk::{Bulk, Column, number};
+use super::rows::{log_columns, truncate};
 use crate::error::Result;
-use crate::index::{EntryRecord, search_query};
-use crate::model::{LocatedMessage, Role};
+use crate::index::search_query;
+use crate::model::{LocatedMessage, LogId, Role};
 
 /// Maximum length of an indexed message, in bytes: longer than prompts are, and below the limit of
 /// PostgreSQL's `tsvector`.
@@ -57,66 +57,46 @@ CREATE TABLE IF NOT EXISTS message_texts (
 CREATE INDEX IF NOT EXISTS message_texts_by_word ON message_texts USING GIN (words);
 ";
 
-/// Whether the connection is to PostgreSQL.
-pub(super) fn is_postgres(connection: &AnyConnection) -> bool {
-    connection.backend_name() == "PostgreSQL"
+/// The columns of a row. PostgreSQL has one more.
+const COLUMNS: [Column; 7] = [
+    Column::Text("namespace"),
+    Column::Text("agent"),
+    Column::Text("session"),
+    Column::Text("file"),
+    Column::Number("start"),
+    Column::Text("text"),
+    Column::Words("words"),
+];
+
+/// No rows yet.
+pub(super) fn no_rows(postgres: bool) -> Bulk {
+    Bulk::new(if postgres { &COLUMNS } else { &COLUMNS[..6] })
 }
 
-/// Inserts the text of prompts and responses among these messages of a file.
-pub(super) async fn insert(
-    transaction: &mut AnyConnection,
-    record: &EntryRecord,
+/// The row of a message of a file; none if it is neither a prompt nor a response, or has no text.
+pub(super) fn row(
+    log: &LogId,
     file: &str,
-    messages: &[&LocatedMessage],
-) -> Result<(), SqlError> {
-    let (namespace, agent, id) = log_columns(&record.log);
-    let texts: Vec<(i64, String)> = messages
-        .iter()
-        .filter(|located| matches!(located.message.role, Role::User | Role::Assistant))
-        .map(|located| {
-            Ok((
-                to_bigint("offset", located.start)?,
-                truncate(&located.message.text(), MAX_TEXT_LEN),
-            ))
-        })
-        .filter(|text| {
-            text.as_ref()
-                .map_or(true, |(_, text)| !text.trim().is_empty())
-        })
-        .collect::<Result<_>>()?;
-    if texts.is_empty() {
-        return Ok(());
+    located: &LocatedMessage,
+    postgres: bool,
+) -> Result<Option<Vec<Value>>> {
+    if !matches!(located.message.role, Role::User | Role::Assistant) {
+        return Ok(None);
     }
-    let postgres = is_postgres(transaction);
-    let row = |row: usize| match postgres {
-        true => format!(
-            "($1, $2, $3, $4, ${}, ${}, to_tsvector('simple', ${}))",
-            row * 3 + 5,
-            row * 3 + 6,
-            row * 3 + 7
-        ),
-        false => format!("($1, $2, $3, $4, ${}, ${})", row * 2 + 5, row * 2 + 6),
-    };
-    let rows: Vec<String> = (0..texts.len()).map(row).collect();
-    let words_column = if postgres { ", words" } else { "" };
-    let sql = format!(
-        "INSERT INTO message_texts (namespace, agent, session, file, start, text{words_column}) \
-         VALUES {}",
-        rows.join(", ")
-    );
-    let mut query = sqlx::query::<Any>(AssertSqlSafe(sql))
-        .persistent(false)
-        .bind(namespace)
-        .bind(agent)
-        .bind(id)
-        .bind(file);
-    for (start, text) in texts {
-        let words = postgres.then(|| search_query::plain_words(&text));
-        query = query.bind(start).bind(text);
-        if let Some(words) = words {
-            query = query.bind(words);
-        }
+    let text = truncate(&located.message.text(), MAX_TEXT_LEN);
+    if text.trim().is_empty() {
+        return Ok(None);
     }
-    query.execute(transaction).await?;
-    Ok(())
+    let (namespace, agent, id) = log_columns(log);
+    let words = postgres.then(|| search_query::plain_words(&text));
+    let mut row = vec![
+        namespace.into(),
+        agent.into(),
+        id.into(),
+        file.into(),
+        number("offset", located.start)?,
+        text.into(),
+    ];
+    row.extend(words.map(Value::from));
+    Ok(Some(row))
 }

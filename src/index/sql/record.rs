@@ -1,32 +1,27 @@
-//! Recording one entry in one transaction.
+//! Recording entries in one transaction.
 //!
-//! Owns the rows that an entry changes, except messages (`messages`). Does not own the connection
-//! or retries.
+//! Reads what the index knows of the logs, applies the entries to it in memory, and writes the
+//! changed rows: a fixed number of statements, however many entries and logs there are. Entries that
+//! delete or rename rows are applied one by one. Owns the rows that an entry changes, except messages
+//! (`messages`) and the session's own (`session_state`). Does not own the connection or retries.
 
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::Value;
 use sqlx::AnyConnection;
-use sqlx::any::AnyRow;
 
+use super::bulk::{Bulk, Column, number, replace_on_conflict};
 use super::error::SqlError;
-use super::messages::{self, ParseState, PartOutcome, RunningTotals};
+use super::messages::{self, FileState, Known, NewMessages, ParseState, path_sha256};
 use super::rows::{
-    self, MAX_FIELD_LEN, MAX_KEY_LEN, file_kind_column, format_time, log_columns, read_count,
-    read_text, to_bigint, truncate, truncate_optional,
+    self, MAX_KEY_LEN, file_kind_column, format_time, log_columns, to_bigint, truncate,
 };
+use super::session_state::{self, SessionState};
 use super::{IndexOptions, metadata};
 use crate::error::{Error, Result};
 use crate::index::{EntryRecord, RecordOutcome};
 use crate::model::checkpoint::MAX_CHECKPOINTS;
 use crate::model::{Checkpoint, Digest, EntryKind, FileMove, LogId, Part, UploadPart};
-
-/// Creates the session's row, or locks the existing one until the transaction ends, so that no
-/// other process records into this log. (SQLite does not support `SELECT … FOR UPDATE`; an update
-/// that changes nothing has the same effect.)
-const LOCK_SESSION: &str = "INSERT INTO sessions (namespace, agent, id, status, created, updated, head, writer, raw_bytes, stored_bytes) \
-     VALUES ($1, $2, $3, 'created', $4, $4, 0, $5, 0, 0) \
-     ON CONFLICT (namespace, agent, id) DO UPDATE SET head = sessions.head \
-     RETURNING created, updated, head, raw_bytes, stored_bytes, closed_status, closed_raw_bytes, messages, turns, \
-     input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, cost, unpriced_responses, \
-     unparsed_lines";
 
 /// Creates a row for a session of which only branches are known, or extends its times by this
 /// branch entry. A row with a main log stays as it is.
@@ -39,18 +34,53 @@ const UPSERT_BRANCH_SESSION: &str = "INSERT INTO sessions \
      writer = CASE WHEN excluded.updated > sessions.updated THEN excluded.writer ELSE sessions.writer END \
      WHERE sessions.head = 0";
 
-const INSERT_ENTRY: &str = "INSERT INTO entries \
-     (namespace, agent, session, branch, seq, kind, writer, at, raw_bytes, stored_bytes, digest) \
-     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11) ON CONFLICT (namespace, agent, session, branch, seq) DO NOTHING";
+const ENTRY_COLUMNS: [Column; 11] = [
+    Column::Text("namespace"),
+    Column::Text("agent"),
+    Column::Text("session"),
+    Column::Text("branch"),
+    Column::Number("seq"),
+    Column::Text("kind"),
+    Column::Text("writer"),
+    Column::Text("at"),
+    Column::Number("raw_bytes"),
+    Column::Number("stored_bytes"),
+    Column::Text("digest"),
+];
 
-const UPDATE_SESSION: &str = "UPDATE sessions SET status = $4, created = $5, updated = $6, head = $7, writer = $8, raw_bytes = $9, \
-     stored_bytes = $10, project = COALESCE($11, project), cwd = COALESCE($12, cwd), title = COALESCE($13, title), \
-     model = COALESCE($14, model), agent_version = COALESCE($15, agent_version), messages = $16, turns = $17, \
-     input_tokens = $18, output_tokens = $19, cache_read_tokens = $20, cache_write_tokens = $21, cost = $22, \
-     unpriced_responses = $23, unparsed_lines = $24, reported_cost = COALESCE($25, reported_cost), \
-     origin = COALESCE($27, origin), origin_turn = COALESCE($28, origin_turn), \
-     first_prompt = CASE WHEN CAST($29 AS BIGINT) = 1 THEN $26 ELSE COALESCE(first_prompt, $26) END \
-     WHERE namespace = $1 AND agent = $2 AND id = $3";
+const SELECT_ENTRY: &str = "SELECT seq FROM entries \
+     WHERE namespace = $1 AND agent = $2 AND session = $3 AND branch = $4 AND seq = $5";
+
+/// The columns of a file; the first four are the key.
+const FILE_COLUMNS: [Column; 14] = [
+    Column::Text("namespace"),
+    Column::Text("agent"),
+    Column::Text("session"),
+    Column::Text("path_sha256"),
+    Column::Text("path"),
+    Column::Text("kind"),
+    Column::Number("len"),
+    Column::Text("sha256"),
+    Column::Number("mode"),
+    Column::Number("mtime_ns"),
+    Column::Number("seq"),
+    Column::Number("partial_line_bytes"),
+    Column::Number("position"),
+    Column::Number("unparsed_lines"),
+];
+
+/// The columns of a checkpoint; the first five are the key.
+const CHECKPOINT_COLUMNS: [Column; 9] = [
+    Column::Text("namespace"),
+    Column::Text("agent"),
+    Column::Text("session"),
+    Column::Number("number"),
+    Column::Text("name"),
+    Column::Number("seq"),
+    Column::Number("turn"),
+    Column::Text("at"),
+    Column::Text("detail"),
+];
 
 /// Deletes the file at the destination of a move, if the source exists.
 const DELETE_MOVE_TARGET: &str = "DELETE FROM files WHERE namespace = $1 AND agent = $2 AND session = $3 AND path_sha256 = $5 AND EXISTS \
@@ -58,19 +88,6 @@ const DELETE_MOVE_TARGET: &str = "DELETE FROM files WHERE namespace = $1 AND age
 
 const RENAME_FILE: &str = "UPDATE files SET path_sha256 = $5, path = $6 \
      WHERE namespace = $1 AND agent = $2 AND session = $3 AND path_sha256 = $4";
-
-const UPSERT_FILE: &str = "INSERT INTO files \
-     (namespace, agent, session, path_sha256, path, kind, len, sha256, mode, mtime_ns, seq, partial_line_bytes, position, \
-     unparsed_lines) \
-     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14) \
-     ON CONFLICT (namespace, agent, session, path_sha256) DO UPDATE SET kind = excluded.kind, len = excluded.len, \
-     sha256 = excluded.sha256, mode = excluded.mode, mtime_ns = excluded.mtime_ns, seq = excluded.seq, \
-     partial_line_bytes = excluded.partial_line_bytes, position = excluded.position, \
-     unparsed_lines = excluded.unparsed_lines";
-
-const UPSERT_CHECKPOINT: &str = "INSERT INTO checkpoints (namespace, agent, session, number, name, seq, turn, at, detail) \
-     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) ON CONFLICT (namespace, agent, session, number, name) DO UPDATE SET \
-     seq = excluded.seq, turn = excluded.turn, at = excluded.at, detail = excluded.detail";
 
 const DELETE_OLD_CHECKPOINTS: &str = "DELETE FROM checkpoints WHERE namespace = $1 AND agent = $2 AND session = $3 AND name = '' AND number <= $4";
 
@@ -108,12 +125,39 @@ fn stored_bytes_of(record: &EntryRecord) -> u64 {
         .map_or(record.stored_bytes, |covers| covers.stored_bytes)
 }
 
-/// Records one entry. The caller commits if this returns `Recorded`, and rolls back otherwise.
+/// Records entries; those of one log are in order. The caller commits if no outcome is a gap, and
+/// rolls back otherwise.
 pub(super) async fn record(
-    transaction: &mut AnyConnection,
-    record: &EntryRecord,
+    connection: &mut AnyConnection,
+    records: &[EntryRecord],
     options: &IndexOptions,
-) -> Result<RecordOutcome, SqlError> {
+) -> Result<Vec<RecordOutcome>, SqlError> {
+    records.iter().try_for_each(check_header)?;
+    let mut recorder = Recorder {
+        messages: NewMessages::new(connection),
+        connection,
+        records,
+        options,
+        logs: BTreeMap::new(),
+        entries: Bulk::new(&ENTRY_COLUMNS),
+        files: BTreeMap::new(),
+        checkpoints: BTreeMap::new(),
+        last_deleted: BTreeMap::new(),
+    };
+    recorder.load().await?;
+    let mut outcomes = Vec::with_capacity(records.len());
+    for record in records {
+        let outcome = match record.branch.is_some() {
+            true => recorder.record_on_branch(record).await?,
+            false => recorder.record(record).await?,
+        };
+        outcomes.push(outcome);
+    }
+    recorder.write().await?;
+    Ok(outcomes)
+}
+
+fn check_header(record: &EntryRecord) -> Result<()> {
     let header = &record.header;
     if header.seq == 0 || header.predecessor() >= header.seq {
         let statement = format!(
@@ -122,102 +166,327 @@ pub(super) async fn record(
             record.log,
             header.predecessor()
         );
-        return Err(Error::corrupt(statement).into());
+        return Err(Error::corrupt(statement));
     }
-    let at = format_time(header.at);
-    let before = lock_session(transaction, record, &at).await?;
-    if !insert_entry(transaction, record, &at).await? {
-        return Ok(RecordOutcome::AlreadyRecorded);
+    Ok(())
+}
+
+/// The state of a log in memory.
+#[derive(Default)]
+struct LogRows {
+    session: SessionState,
+    known: Known,
+}
+
+/// Applies entries, and collects the rows to write.
+struct Recorder<'a> {
+    connection: &'a mut AnyConnection,
+    records: &'a [EntryRecord],
+    options: &'a IndexOptions,
+    logs: BTreeMap<LogId, LogRows>,
+    entries: Bulk,
+    messages: NewMessages,
+    /// By log and SHA-256 of the path. A later entry replaces the row of an earlier one.
+    files: BTreeMap<(LogId, String), Vec<Value>>,
+    /// By log and number.
+    checkpoints: BTreeMap<(LogId, u64), Vec<Value>>,
+    /// The number of the newest checkpoint to delete, by log.
+    last_deleted: BTreeMap<LogId, u64>,
+}
+
+impl Recorder<'_> {
+    /// Reads and locks the logs of the records.
+    async fn load(&mut self) -> Result<(), SqlError> {
+        let main = self.records.iter();
+        let main: Vec<&EntryRecord> = main.filter(|record| record.branch.is_none()).collect();
+        let logs: BTreeSet<&LogId> = main.iter().map(|record| &record.log).collect();
+        let mut sessions = session_state::lock(self.connection, logs.into_iter()).await?;
+        for (log, known) in messages::load(self.connection, &main, self.options).await? {
+            let session = sessions.remove(&log).unwrap_or_default();
+            self.logs.insert(log, LogRows { session, known });
+        }
+        Ok(())
     }
-    let Some(mut before) = before else {
-        return Ok(RecordOutcome::Recorded);
-    };
-    if before.head != header.predecessor() && !(header.resets_log() && before.head < header.seq) {
-        return Ok(RecordOutcome::Gap { head: before.head });
+
+    /// Reads again what the index knows of a log, after rows were deleted or renamed.
+    async fn reload(&mut self, record: &EntryRecord, rows: &mut LogRows) -> Result<(), SqlError> {
+        let is_next = |other: &&EntryRecord| {
+            other.branch.is_none()
+                && other.log == record.log
+                && other.header.seq >= record.header.seq
+        };
+        let next: Vec<&EntryRecord> = self.records.iter().filter(is_next).collect();
+        let mut known = messages::load(self.connection, &next, self.options).await?;
+        rows.known = known.remove(&record.log).unwrap_or_default();
+        Ok(())
     }
-    let mut totals = before.totals;
-    if header.resets_log() || header.kind == EntryKind::Snapshot {
-        totals = RunningTotals::default();
-        (before.raw_bytes, before.stored_bytes) = (0, 0);
-        delete_content(transaction, record).await?;
+
+    /// Writes the collected rows.
+    async fn write(&mut self) -> Result<(), SqlError> {
+        // The entries come first: of two processes that record the same new log, one fails here.
+        self.entries
+            .insert_into(self.connection, "entries", "")
+            .await?;
+        self.messages.write(self.connection).await?;
+        let mut files = Bulk::new(&FILE_COLUMNS);
+        for row in std::mem::take(&mut self.files).into_values() {
+            files.push(row);
+        }
+        let replace = replace_on_conflict(&FILE_COLUMNS, 4);
+        files
+            .insert_into(self.connection, "files", &replace)
+            .await?;
+        let mut checkpoints = Bulk::new(&CHECKPOINT_COLUMNS);
+        for row in std::mem::take(&mut self.checkpoints).into_values() {
+            checkpoints.push(row);
+        }
+        insert_checkpoints(self.connection, &mut checkpoints).await?;
+        for (log, last_deleted) in std::mem::take(&mut self.last_deleted) {
+            let (namespace, agent, id) = log_columns(&log);
+            sqlx::query(DELETE_OLD_CHECKPOINTS)
+                .bind(namespace)
+                .bind(agent)
+                .bind(id)
+                .bind(to_bigint("checkpoint", last_deleted)?)
+                .execute(&mut *self.connection)
+                .await?;
+        }
+        let sessions = self.logs.iter_mut();
+        let sessions = sessions.map(|(log, rows)| (log, &mut rows.session));
+        session_state::write(self.connection, sessions).await
     }
-    if header.kind == EntryKind::Purge {
-        metadata::clear(transaction, &record.log).await?;
-        before.closed = None;
+
+    /// Records an entry of a branch, which changes no other rows than its own and, if there is no
+    /// main log, the session's.
+    async fn record_on_branch(&mut self, record: &EntryRecord) -> Result<RecordOutcome, SqlError> {
+        // The main log determines the session's row, whichever comes first.
+        self.write().await?;
+        let (namespace, agent, id) = log_columns(&record.log);
+        sqlx::query(UPSERT_BRANCH_SESSION)
+            .bind(namespace)
+            .bind(agent)
+            .bind(id)
+            .bind(format_time(record.header.at))
+            .bind(record.header.writer.as_str())
+            .execute(&mut *self.connection)
+            .await?;
+        if self.has_entry(record).await? {
+            return Ok(RecordOutcome::AlreadyRecorded);
+        }
+        self.entries.push(entry_row(record)?);
+        self.write().await?;
+        // The branch may have created the row of a session that a later record continues.
+        if let Some(rows) = self.logs.get_mut(&record.log) {
+            let locked = session_state::lock(self.connection, [&record.log].into_iter()).await?;
+            rows.session = locked.into_values().next().unwrap_or_default();
+        }
+        Ok(RecordOutcome::Recorded)
     }
-    let mut has_deletions = false;
-    for rename in &header.moves {
-        has_deletions |= apply_move(transaction, record, rename).await?;
+
+    async fn has_entry(&mut self, record: &EntryRecord) -> Result<bool, SqlError> {
+        let (namespace, agent, id) = log_columns(&record.log);
+        let found = sqlx::query(SELECT_ENTRY)
+            .bind(namespace)
+            .bind(agent)
+            .bind(id)
+            .bind(record.branch.as_ref().map_or("", |branch| branch.as_str()))
+            .bind(to_bigint("sequence number", record.header.seq)?)
+            .fetch_optional(&mut *self.connection)
+            .await?;
+        Ok(found.is_some())
     }
-    // A file changes with the last part of its upload.
-    let is_visible = |part: &&Part| part.upload != Some(UploadPart::More);
-    for part in header.parts.iter().filter(is_visible) {
-        match messages::apply_part(transaction, (record, options), part, &mut totals).await? {
-            PartOutcome::Gap => return Ok(RecordOutcome::Gap { head: before.head }),
-            PartOutcome::Applied(state) => {
-                has_deletions |= state.has_deletions;
-                upsert_file(transaction, record, part, &state).await?;
+
+    /// Records an entry of a main log.
+    async fn record(&mut self, record: &EntryRecord) -> Result<RecordOutcome, SqlError> {
+        let header = &record.header;
+        let mut rows = self.logs.remove(&record.log).unwrap_or_default();
+        let head = rows.session.head;
+        let outcome = if header.seq <= head {
+            self.write().await?;
+            match self.has_entry(record).await? {
+                true => RecordOutcome::AlreadyRecorded,
+                false => RecordOutcome::Gap { head },
+            }
+        } else if head != header.predecessor() && !header.resets_log() {
+            RecordOutcome::Gap { head }
+        } else {
+            match self.apply(record, &mut rows).await? {
+                true => RecordOutcome::Recorded,
+                false => RecordOutcome::Gap { head },
+            }
+        };
+        self.logs.insert(record.log.clone(), rows);
+        Ok(outcome)
+    }
+
+    /// Applies the next entry of a log. Returns false if a part starts within a line whose first
+    /// bytes are not indexed.
+    async fn apply(&mut self, record: &EntryRecord, rows: &mut LogRows) -> Result<bool, SqlError> {
+        let header = &record.header;
+        self.entries.push(entry_row(record)?);
+        let mut has_deletions = self.reset(record, rows).await?;
+        // A file changes with the last part of its upload.
+        let is_visible = |part: &&Part| part.upload != Some(UploadPart::More);
+        for part in header.parts.iter().filter(is_visible) {
+            match self.apply_part(record, part, rows).await? {
+                Some(has_deleted) => has_deletions |= has_deleted,
+                None => return Ok(false),
             }
         }
+        if has_deletions {
+            self.write_rows_of(record, rows).await?;
+            let turns = rows.session.totals.turns;
+            rows.session.totals = messages::recount(self.connection, record, turns).await?;
+        }
+        if let Some(last) = header.all_checkpoints().last() {
+            rows.session.totals.turns = last.turn;
+        }
+        self.add_checkpoints(record)?;
+        let added = (raw_bytes_of(record), stored_bytes_of(record));
+        rows.session.apply((record, self.options), added);
+        Ok(true)
     }
-    if has_deletions {
-        totals = messages::recount(transaction, record, totals.turns).await?;
+
+    /// Applies what an entry deletes and renames before its parts. Returns whether the totals must
+    /// be counted again.
+    async fn reset(&mut self, record: &EntryRecord, rows: &mut LogRows) -> Result<bool, SqlError> {
+        let header = &record.header;
+        if header.resets_log() || header.kind == EntryKind::Snapshot {
+            self.write_rows_of(record, rows).await?;
+            delete_content(self.connection, record).await?;
+            rows.known = Known::default();
+            let session = &mut rows.session;
+            session.totals = Default::default();
+            (session.raw_bytes, session.stored_bytes) = (0, 0);
+        }
+        if header.kind == EntryKind::Purge {
+            metadata::clear(self.connection, &record.log).await?;
+            rows.session.clear();
+        }
+        let mut has_deletions = false;
+        for (at, rename) in header.moves.iter().enumerate() {
+            if at == 0 {
+                self.write_rows_of(record, rows).await?;
+            }
+            has_deletions |= apply_move(self.connection, record, rename).await?;
+        }
+        if !header.moves.is_empty() {
+            self.reload(record, rows).await?;
+        }
+        Ok(has_deletions)
     }
-    if let Some(last) = header.all_checkpoints().last() {
-        totals.turns = last.turn;
+
+    /// Writes all rows, including those of the log that is being changed.
+    async fn write_rows_of(
+        &mut self,
+        record: &EntryRecord,
+        rows: &mut LogRows,
+    ) -> Result<(), SqlError> {
+        self.write().await?;
+        let session = [(&record.log, &mut rows.session)];
+        session_state::write(self.connection, session.into_iter()).await
     }
-    add_checkpoints(transaction, (record, options)).await?;
-    update_session(transaction, (record, options), &at, before, totals).await?;
-    Ok(RecordOutcome::Recorded)
+
+    /// Applies a part of an entry. Returns whether the totals must be counted again, or none if the
+    /// part starts within a line whose first bytes are not indexed.
+    async fn apply_part(
+        &mut self,
+        record: &EntryRecord,
+        part: &Part,
+        rows: &mut LogRows,
+    ) -> Result<Option<bool>, SqlError> {
+        let file = path_sha256(&part.path);
+        let mut has_deleted = false;
+        if let Some(span) = record.transcripts.spans.get(&part.path) {
+            let FileState { len, parse } = rows.known.files.get(&file).copied().unwrap_or_default();
+            let line_start = len - parse.partial_line_bytes.min(len);
+            if part.start == len && part.start > 0 && span.start != line_start {
+                return Ok(None);
+            }
+            if part.start < len {
+                self.write_rows_of(record, rows).await?;
+                let parse =
+                    messages::delete_from(self.connection, record, &file, span.start).await?;
+                self.reload(record, rows).await?;
+                let state = FileState { len, parse };
+                rows.known.files.insert(file.clone(), state);
+                has_deleted = true;
+            }
+        }
+        let LogRows { session, known } = rows;
+        let record_options = (record, self.options);
+        let totals = &mut session.totals;
+        let added = self
+            .messages
+            .add_part(self.connection, record_options, part, known, totals);
+        let parse = added.await?;
+        let len = part.end();
+        known.files.insert(file.clone(), FileState { len, parse });
+        let row = file_row(record, (&file, part), &parse)?;
+        self.files.insert((record.log.clone(), file), row);
+        Ok(Some(has_deleted))
+    }
+
+    /// Adds the checkpoints of an entry, and deletes the oldest ones beyond the maximum.
+    fn add_checkpoints(&mut self, record: &EntryRecord) -> Result<()> {
+        for point in record.header.all_checkpoints() {
+            let row = checkpoint_row((&record.log, self.options), "", &point)?;
+            let key = (record.log.clone(), point.number);
+            self.checkpoints.insert(key, row);
+            let last_deleted = point.number.saturating_sub(MAX_CHECKPOINTS as u64);
+            if last_deleted > 0 {
+                let last = self.last_deleted.entry(record.log.clone()).or_default();
+                *last = last_deleted.max(*last);
+            }
+        }
+        Ok(())
+    }
 }
 
-/// Creates or locks the session's row; returns its state, except for an entry of a branch.
-async fn lock_session(
-    transaction: &mut AnyConnection,
-    record: &EntryRecord,
-    at: &str,
-) -> Result<Option<SessionState>, SqlError> {
-    let (namespace, agent, id) = log_columns(&record.log);
-    let lock = sqlx::query(if record.branch.is_some() {
-        UPSERT_BRANCH_SESSION
-    } else {
-        LOCK_SESSION
-    })
-    .bind(namespace)
-    .bind(agent)
-    .bind(id)
-    .bind(at)
-    .bind(record.header.writer.as_str());
-    if record.branch.is_some() {
-        lock.execute(transaction).await?;
-        return Ok(None);
-    }
-    SessionState::read(&lock.fetch_one(transaction).await?).map(Some)
-}
-
-/// Inserts the row of the entry; returns false if it exists.
-async fn insert_entry(
-    transaction: &mut AnyConnection,
-    record: &EntryRecord,
-    at: &str,
-) -> Result<bool, SqlError> {
+fn entry_row(record: &EntryRecord) -> Result<Vec<Value>> {
     let (namespace, agent, id) = log_columns(&record.log);
     let header = &record.header;
-    let inserted = sqlx::query(INSERT_ENTRY)
-        .bind(namespace)
-        .bind(agent)
-        .bind(id)
-        .bind(record.branch.as_ref().map_or("", |branch| branch.as_str()))
-        .bind(to_bigint("sequence number", header.seq)?)
-        .bind(header.kind.as_str())
-        .bind(header.writer.as_str())
-        .bind(at)
-        .bind(to_bigint("length", raw_bytes_of(record))?)
-        .bind(to_bigint("stored length", stored_bytes_of(record))?)
-        .bind(record.digest.to_string())
-        .execute(transaction)
-        .await?;
-    Ok(inserted.rows_affected() > 0)
+    Ok(vec![
+        namespace.into(),
+        agent.into(),
+        id.into(),
+        record
+            .branch
+            .as_ref()
+            .map_or("", |branch| branch.as_str())
+            .into(),
+        number("sequence number", header.seq)?,
+        header.kind.as_str().into(),
+        header.writer.as_str().into(),
+        format_time(header.at).into(),
+        number("length", raw_bytes_of(record))?,
+        number("stored length", stored_bytes_of(record))?,
+        record.digest.to_string().into(),
+    ])
+}
+
+fn file_row(
+    record: &EntryRecord,
+    (path_sha256, part): (&str, &Part),
+    state: &ParseState,
+) -> Result<Vec<Value>> {
+    let (namespace, agent, id) = log_columns(&record.log);
+    Ok(vec![
+        namespace.into(),
+        agent.into(),
+        id.into(),
+        path_sha256.into(),
+        part.path.as_str().into(),
+        file_kind_column(part.kind).into(),
+        number("length", part.end())?,
+        part.file_sha256.to_string().into(),
+        part.mode.into(),
+        part.mtime_ns.into(),
+        number("sequence number", part.seq.unwrap_or(record.header.seq))?,
+        number("length", state.partial_line_bytes)?,
+        state.position.into(),
+        number("lines", state.unparsed_lines)?,
+    ])
 }
 
 /// Deletes the rows that are derived from the earlier entries of a log.
@@ -239,148 +508,6 @@ async fn delete_content(
         .bind(agent)
         .bind(&id)
         .bind(to_bigint("sequence number", record.header.seq)?)
-        .execute(transaction)
-        .await?;
-    Ok(())
-}
-
-/// Adds the checkpoints of an entry, and deletes the oldest ones beyond the maximum.
-async fn add_checkpoints(
-    transaction: &mut AnyConnection,
-    (record, options): (&EntryRecord, &IndexOptions),
-) -> Result<(), SqlError> {
-    let mut newest = None;
-    for point in record.header.all_checkpoints() {
-        newest = newest.max(Some(point.number));
-        upsert_checkpoint(transaction, (&record.log, options), "", &point).await?;
-    }
-    let Some(newest) = newest else {
-        return Ok(());
-    };
-    let (namespace, agent, id) = log_columns(&record.log);
-    let last_deleted = newest.saturating_sub(MAX_CHECKPOINTS as u64);
-    sqlx::query(DELETE_OLD_CHECKPOINTS)
-        .bind(namespace)
-        .bind(agent)
-        .bind(id)
-        .bind(to_bigint("checkpoint", last_deleted)?)
-        .execute(transaction)
-        .await?;
-    Ok(())
-}
-
-/// The session's row before this entry.
-struct SessionState {
-    created: String,
-    updated: String,
-    head: u64,
-    raw_bytes: u64,
-    stored_bytes: u64,
-    closed: Option<metadata::ClosedColumns>,
-    totals: RunningTotals,
-}
-
-impl SessionState {
-    fn read(row: &AnyRow) -> Result<SessionState, SqlError> {
-        Ok(SessionState {
-            created: read_text(row, "created")?,
-            updated: read_text(row, "updated")?,
-            head: read_count(row, "head")?,
-            raw_bytes: read_count(row, "raw_bytes")?,
-            stored_bytes: read_count(row, "stored_bytes")?,
-            closed: metadata::ClosedColumns::read(row)?,
-            totals: RunningTotals::read(row)?,
-        })
-    }
-}
-
-/// The time of the newest content. A claim changes nothing that a user sees, so it does not make a
-/// session the latest one.
-fn updated_at(record: &EntryRecord, before: &SessionState, at: &str, is_first: bool) -> String {
-    match record.header.written_at().map(format_time) {
-        Some(written_at) if is_first || before.raw_bytes == 0 => written_at,
-        Some(written_at) => written_at.max(before.updated.clone()),
-        None if is_first => at.to_owned(),
-        None => before.updated.clone(),
-    }
-}
-
-async fn update_session(
-    transaction: &mut AnyConnection,
-    (record, options): (&EntryRecord, &IndexOptions),
-    at: &str,
-    before: SessionState,
-    totals: RunningTotals,
-) -> Result<(), SqlError> {
-    let (namespace, agent, id) = log_columns(&record.log);
-    let (header, facts) = (&record.header, &record.transcripts.facts);
-    let raw_bytes = before.raw_bytes.saturating_add(raw_bytes_of(record));
-    let first_at = header
-        .covers
-        .as_ref()
-        .map_or_else(|| at.to_owned(), |covers| format_time(covers.first_at));
-    let status = if header.kind.is_removal() {
-        "removed"
-    } else {
-        metadata::status(raw_bytes, before.closed.as_ref())
-    };
-    // A row with head 0 comes from branches. The main log determines the times, even if a branch
-    // was recorded first. A log that starts over determines them again, because its earlier entries
-    // may be deleted.
-    let is_first = before.head == 0 || header.resets_log();
-    let updated = updated_at(record, &before, at, is_first);
-    sqlx::query(UPDATE_SESSION)
-        .bind(namespace)
-        .bind(agent)
-        .bind(&id)
-        .bind(status)
-        .bind(if is_first {
-            first_at.as_str()
-        } else {
-            before.created.as_str()
-        })
-        .bind(updated)
-        .bind(to_bigint("sequence number", header.seq)?)
-        .bind(header.writer.as_str())
-        .bind(to_bigint("length", raw_bytes)?)
-        .bind(to_bigint(
-            "stored length",
-            before.stored_bytes.saturating_add(stored_bytes_of(record)),
-        )?)
-        .bind(truncate_optional(facts.project.as_deref(), MAX_KEY_LEN))
-        .bind(truncate_optional(facts.cwd.as_deref(), MAX_FIELD_LEN))
-        .bind(truncate_optional(
-            facts.title.as_deref().filter(|_| !options.omit_text),
-            MAX_FIELD_LEN,
-        ))
-        .bind(truncate_optional(facts.model.as_deref(), MAX_FIELD_LEN))
-        .bind(truncate_optional(
-            facts.agent_version.as_deref(),
-            MAX_FIELD_LEN,
-        ))
-        .bind(to_bigint("messages", totals.messages)?)
-        .bind(to_bigint("turns", totals.turns)?)
-        .bind(to_bigint("tokens", totals.tokens.input)?)
-        .bind(to_bigint("tokens", totals.tokens.output)?)
-        .bind(to_bigint("tokens", totals.tokens.cache_read)?)
-        .bind(to_bigint("tokens", totals.tokens.cache_write)?)
-        .bind(to_bigint("cost", totals.cost)?)
-        .bind(to_bigint("responses", totals.unpriced_responses)?)
-        .bind(to_bigint("lines", totals.unparsed_lines)?)
-        .bind(facts.cost.map(|cost| to_bigint("cost", cost)).transpose()?)
-        .bind(truncate_optional(
-            facts.first_prompt.as_deref().filter(|_| !options.omit_text),
-            MAX_FIELD_LEN,
-        ))
-        .bind(header.fork.as_ref().map(|fork| fork.session.to_string()))
-        .bind(
-            header
-                .fork
-                .as_ref()
-                .map(|fork| to_bigint("turn", fork.turn))
-                .transpose()?,
-        )
-        .bind(i64::from(record.transcripts.is_from_start))
         .execute(transaction)
         .await?;
     Ok(())
@@ -418,36 +545,6 @@ async fn apply_move(
     Ok(replaced)
 }
 
-async fn upsert_file(
-    transaction: &mut AnyConnection,
-    record: &EntryRecord,
-    part: &Part,
-    state: &ParseState,
-) -> Result<(), SqlError> {
-    let (namespace, agent, id) = log_columns(&record.log);
-    sqlx::query(UPSERT_FILE)
-        .bind(namespace)
-        .bind(agent)
-        .bind(&id)
-        .bind(Digest::of(part.path.as_str().as_bytes()).to_string())
-        .bind(part.path.as_str())
-        .bind(file_kind_column(part.kind))
-        .bind(to_bigint("length", part.end())?)
-        .bind(part.file_sha256.to_string())
-        .bind(i64::from(part.mode))
-        .bind(part.mtime_ns)
-        .bind(to_bigint(
-            "sequence number",
-            part.seq.unwrap_or(record.header.seq),
-        )?)
-        .bind(to_bigint("length", state.partial_line_bytes)?)
-        .bind(state.position)
-        .bind(to_bigint("lines", state.unparsed_lines)?)
-        .execute(transaction)
-        .await?;
-    Ok(())
-}
-
 /// Replaces the named checkpoints of a log.
 pub(super) async fn replace_named_checkpoints(
     transaction: &mut AnyConnection,
@@ -462,35 +559,46 @@ pub(super) async fn replace_named_checkpoints(
         .bind(id)
         .execute(&mut *transaction)
         .await?;
+    let mut rows = BTreeMap::new();
     for (name, point) in named {
-        upsert_checkpoint(transaction, (log, options), name, point).await?;
+        let name = truncate(name, MAX_KEY_LEN);
+        let row = checkpoint_row((log, options), &name, point)?;
+        rows.insert((point.number, name), row);
     }
-    Ok(())
+    let mut checkpoints = Bulk::new(&CHECKPOINT_COLUMNS);
+    rows.into_values().for_each(|row| checkpoints.push(row));
+    insert_checkpoints(transaction, &mut checkpoints).await
 }
 
-async fn upsert_checkpoint(
-    transaction: &mut AnyConnection,
+async fn insert_checkpoints(
+    connection: &mut AnyConnection,
+    checkpoints: &mut Bulk,
+) -> Result<(), SqlError> {
+    let replace = replace_on_conflict(&CHECKPOINT_COLUMNS, 5);
+    let insert = checkpoints.insert_into(connection, "checkpoints", &replace);
+    insert.await
+}
+
+fn checkpoint_row(
     (log, options): (&LogId, &IndexOptions),
     name: &str,
     point: &Checkpoint,
-) -> Result<(), SqlError> {
+) -> Result<Vec<Value>> {
     let (namespace, agent, id) = log_columns(log);
     let detail = if options.omit_text {
         rows::to_json(&point.without_text())?
     } else {
         rows::to_json(point)?
     };
-    sqlx::query(UPSERT_CHECKPOINT)
-        .bind(namespace)
-        .bind(agent)
-        .bind(&id)
-        .bind(to_bigint("checkpoint", point.number)?)
-        .bind(truncate(name, MAX_KEY_LEN))
-        .bind(to_bigint("sequence number", point.seq.unwrap_or(0))?)
-        .bind(to_bigint("turn", point.turn)?)
-        .bind(format_time(point.at))
-        .bind(detail)
-        .execute(transaction)
-        .await?;
-    Ok(())
+    Ok(vec![
+        namespace.into(),
+        agent.into(),
+        id.into(),
+        number("checkpoint", point.number)?,
+        name.into(),
+        number("sequence number", point.seq.unwrap_or(0))?,
+        number("turn", point.turn)?,
+        format_time(point.at).into(),
+        detail.into(),
+    ])
 }

@@ -5,8 +5,8 @@
 use jiff::Timestamp;
 use sqlx::{AnyConnection, Row};
 
+use super::bulk::is_postgres;
 use super::error::SqlError;
-use super::message_texts::is_postgres;
 use super::rows::{MAX_KEY_LEN, format_time, read_text, truncate};
 use super::statement::Statement;
 use crate::error::Result;

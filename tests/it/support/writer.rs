@@ -12,8 +12,8 @@ use sessiond::capture::watch::{EventBuffer, InotifyWatcher, NullWatcher, Watcher
 use sessiond::capture::{self, EntryLimits, Streamer, StreamerHandle};
 use sessiond::codec::entry::Entry;
 use sessiond::error::Result;
+use sessiond::index::Index;
 use sessiond::index::sql::SqlIndex;
-use sessiond::index::{Index, RecordOutcome};
 use sessiond::log::Logs;
 use sessiond::log::ledger::Ledger;
 use sessiond::model::LogName;
@@ -201,19 +201,23 @@ impl Writer {
     /// Records everything that is queued for the index, as the daemon does.
     pub async fn update_index(&self) {
         while let Some(task) = self.context.index_queue.try_next() {
-            let log = match task {
-                IndexTask::Entry(record) => match self.index.record(&record).await.unwrap() {
-                    RecordOutcome::Gap { .. } => record.log,
-                    _ => continue,
-                },
-                IndexTask::StaleLog(name) => self.context.logs.id(name),
+            let behind = match task {
+                IndexTask::Entries(records) => {
+                    let outcomes = self.index.record_all(&records).await.unwrap();
+                    let outcomes = records.into_iter().zip(outcomes);
+                    let with_gap = outcomes.filter(|(_, outcome)| outcome.is_gap());
+                    with_gap.map(|(record, _)| record.log).collect()
+                }
+                IndexTask::StaleLog(name) => vec![self.context.logs.id(name)],
                 IndexTask::Failure(failure) => {
                     self.index.record_failure(&failure).await.unwrap();
                     continue;
                 }
             };
             let (logs, profile) = (&self.context.logs, &*self.context.profile);
-            catch_up(logs, &*self.index, profile, &log).await.unwrap();
+            for log in behind {
+                catch_up(logs, &*self.index, profile, &log).await.unwrap();
+            }
         }
     }
 }
