@@ -127,24 +127,6 @@ impl LogFlusher {
         self.is_large && self.pending.is_some()
     }
 
-    /// Makes the current changes durable. Partial lines are included if the agent has exited.
-    pub async fn flush(
-        &mut self,
-        context: &CaptureContext,
-        agent_exited: bool,
-    ) -> Result<FlushOutcome> {
-        let mut outcome = self.flush_turn(context, agent_exited).await?;
-        while outcome.is_unfinished {
-            let next = self.flush_turn(context, agent_exited).await?;
-            outcome = FlushOutcome {
-                raw_bytes: outcome.raw_bytes + next.raw_bytes,
-                entries: outcome.entries + next.entries,
-                ..next
-            };
-        }
-        Ok(outcome)
-    }
-
     /// One turn of a flush: all current changes if they fit into a small entry, otherwise at most one
     /// large entry. The outcome says whether there is more.
     pub async fn flush_turn(

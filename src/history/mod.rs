@@ -16,7 +16,6 @@ pub mod render;
 pub mod text;
 
 pub use conversation::{Conversation, ThreadedMessage};
-pub use display::{DisplayBlock, DisplayMessage};
 pub use follow::{FollowEvent, Follower};
 pub use message_list::MessageList;
 pub use reader::{ConversationRead, ConversationReader, Extent, Origin};

@@ -17,6 +17,7 @@ use sessiond::upkeep::compact::compact;
 use crate::support::slow;
 use crate::support::transcripts::Transcript;
 use crate::support::world::World;
+use crate::support::writer::FlushAll;
 
 const FLUSHES: usize = 5000;
 

@@ -20,6 +20,7 @@ use crate::support::files::append;
 use crate::support::needs_tools;
 use crate::support::shell_blocks::blocks;
 use crate::support::world::World;
+use crate::support::writer::FlushAll;
 
 fn recipe() -> String {
     let text = std::fs::read_to_string(

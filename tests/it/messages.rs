@@ -27,6 +27,7 @@ use crate::support::backend::{Backend, eventually, transcript};
 use crate::support::files::{Files, append, files_below};
 use crate::support::on_each_backend;
 use crate::support::world::World;
+use crate::support::writer::FlushAll;
 
 contract!(
     usage_counts_once_per_response_and_unknown_prices_stay_unknown,

@@ -16,6 +16,7 @@ use crate::support::backend::{Backend, Ran, Running, transcript};
 use crate::support::counting_directory::CountingDirectory;
 use crate::support::files::{append, write};
 use crate::support::world::World;
+use crate::support::writer::FlushAll;
 
 /// A directory in which nobody can create a file, not even root.
 const READ_ONLY: &str = "/proc";

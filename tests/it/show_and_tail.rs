@@ -4,9 +4,8 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use sessiond::capture::flush::LogFlusher;
-use sessiond::history::{
-    Conversation, ConversationReader, DisplayBlock, Extent, FollowEvent, Follower,
-};
+use sessiond::history::display::DisplayBlock;
+use sessiond::history::{Conversation, ConversationReader, Extent, FollowEvent, Follower};
 use sessiond::log::schedule;
 use sessiond::model::{LogPoint, ResolvedPoint};
 use sessiond::sys::Disk;
@@ -20,6 +19,7 @@ use crate::support::backend::{Backend, Running, Signal, eventually, transcript};
 use crate::support::files::append;
 use crate::support::on_each_backend;
 use crate::support::world::World;
+use crate::support::writer::FlushAll;
 
 const PATH: &str = "projects/-work-app/s1.jsonl";
 

@@ -11,6 +11,7 @@ use crate::support::counting_directory::CountingDirectory;
 use crate::support::files;
 use crate::support::slow;
 use crate::support::world::World;
+use crate::support::writer::FlushAll;
 use crate::support::writer::stream;
 use sessiond::capture::flush::LogFlusher;
 use sessiond::capture::watch::EventBuffer;

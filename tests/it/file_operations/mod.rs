@@ -27,6 +27,7 @@ use self::write_target::{Step, branch_of};
 use crate::support::files::{Files, files_below};
 use crate::support::slow;
 use crate::support::world::World;
+use crate::support::writer::FlushAll;
 
 /// The state of the ledger before the checked flush.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use sessiond::capture::flush::LogFlusher;
+use sessiond::capture::flush::{FlushOutcome, LogFlusher};
 use sessiond::capture::index_queue::IndexTask;
 use sessiond::capture::scan::scan;
 use sessiond::capture::watch::{EventBuffer, InotifyWatcher, NullWatcher, Watcher};
@@ -24,6 +24,38 @@ use sessiond::upkeep::reindex::catch_up;
 
 use super::files::{self, Files, files_below};
 use super::storage::{Storage, profile};
+
+/// A complete flush, which the streamer runs in turns.
+pub trait FlushAll {
+    /// Makes the current changes durable. Partial lines are included if the agent has exited.
+    async fn flush(
+        &mut self,
+        context: &capture::CaptureContext,
+        agent_exited: bool,
+    ) -> Result<FlushOutcome>;
+}
+
+impl FlushAll for LogFlusher {
+    async fn flush(
+        &mut self,
+        context: &capture::CaptureContext,
+        agent_exited: bool,
+    ) -> Result<FlushOutcome> {
+        let (mut raw_bytes, mut entries) = (0, 0);
+        loop {
+            let outcome = self.flush_turn(context, agent_exited).await?;
+            raw_bytes += outcome.raw_bytes;
+            entries += outcome.entries;
+            if !outcome.is_unfinished {
+                return Ok(FlushOutcome {
+                    raw_bytes,
+                    entries,
+                    ..outcome
+                });
+            }
+        }
+    }
+}
 
 /// One volume and the sessiond on it.
 pub struct Writer {
