@@ -150,9 +150,10 @@ pub fn remove(disk: &Disk) {
 }
 
 /// The path of an open file or directory. An address through it cannot be redirected by a link, and
-/// is never too long for a socket address.
-fn open_file_path(file: impl AsFd) -> String {
-    format!("/proc/self/fd/{}", file.as_fd().as_raw_fd())
+/// is never too long for a socket address. Without a `/proc`, it is the path that was opened.
+fn open_file_path(file: impl AsFd, opened: PathBuf) -> PathBuf {
+    let handle = PathBuf::from(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()));
+    if handle.exists() { handle } else { opened }
 }
 
 /// Starts to serve requests; abort the task to stop. The caller holds the lock of the root, so an
@@ -182,7 +183,8 @@ fn bind(disk: &Disk) -> io::Result<UnixListener> {
     // The file gets this mode when it is created. Other users cannot enter the state directory
     // either, and every client is checked.
     let _ = fchmod(&socket, Mode::RUSR | Mode::WUSR);
-    let address = SocketAddrUnix::new(format!("{}/socket", open_file_path(&directory)))?;
+    let directory_path = open_file_path(&directory, state_dir(disk.root()));
+    let address = SocketAddrUnix::new(directory_path.join("socket"))?;
     disk.with_rights(|| rustix::net::bind(&socket, &address))??;
     disk.give_to_owner(&state_file("socket").map_err(io::Error::other)?)?;
     rustix::net::listen(&socket, BACKLOG)?;
@@ -310,7 +312,7 @@ async fn exchange(root: &Path, request: &Request) -> Result<Response> {
             .hint("run \"sessiond daemon\" to start it, or pass --root to select another directory")
     };
     let socket = open_socket(root).map_err(unreachable)?;
-    let mut stream = UnixStream::connect(open_file_path(&socket))
+    let mut stream = UnixStream::connect(open_file_path(&socket, path(root)))
         .await
         .map_err(unreachable)?;
     let mut line = serde_json::to_vec(request)

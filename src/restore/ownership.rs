@@ -20,15 +20,21 @@ const MAX_LINE_LEN: usize = 16 << 20;
 /// Number of bytes read at a time.
 const CHUNK: usize = 256 << 10;
 
-/// Checks every file of log `id`. Removes the files of a copy that do not belong to it.
+/// Checks every file of log `id`. Removes files that no transcript names any more, and the files of a
+/// copy that do not belong to the log.
 pub(super) fn check_files(
     context: &RestoreContext,
     id: &LogId,
     assembler: &mut FileAssembler<'_>,
     purpose: Purpose,
 ) -> Result<()> {
-    let foreign = foreign_files(context, id, assembler)
+    let (foreign, unnamed) = foreign_files(context, id, assembler)
         .map_err(|cause| Error::io(format!("read the files of {id}"), cause))?;
+    for path in unnamed {
+        // For example the file of a project that the session has left.
+        tracing::debug!(%path, session = %id.name, "the file is left out, because no transcript of the session names it");
+        assembler.forget(&path);
+    }
     let agent = context.profile.name();
     for path in foreign {
         if purpose == Purpose::Restore {
@@ -46,12 +52,13 @@ pub(super) fn check_files(
     Ok(())
 }
 
-/// The files that do not belong to the log.
+/// The files that do not belong to the log, and the files that belong to it only if a transcript
+/// names them, which none does.
 fn foreign_files(
     context: &RestoreContext,
     id: &LogId,
     assembler: &FileAssembler<'_>,
-) -> io::Result<Vec<RelPath>> {
+) -> io::Result<(Vec<RelPath>, BTreeSet<RelPath>)> {
     let (mut foreign, mut named) = (Vec::new(), BTreeSet::new());
     for (path, _, staged) in assembler.files() {
         let belongs = match context.profile.classify(path) {
@@ -62,7 +69,8 @@ fn foreign_files(
                 let start = read_start(context, &staged.path)?;
                 let name =
                     find_session_id(&start, key).map(|id| LogName::Session(SessionId::escape(&id)));
-                name.or(fallback).is_some_and(|name| name == id.name)
+                // The line that names the session may not be complete, and so not stored, yet.
+                name.or(fallback).is_none_or(|name| name == id.name)
             }
             FileClass::NamedInTranscript(_) => {
                 named.insert(path.clone());
@@ -81,8 +89,7 @@ fn foreign_files(
             remove_named(context, path, &staged.path, &mut named)?;
         }
     }
-    foreign.extend(named);
-    Ok(foreign)
+    Ok((foreign, named))
 }
 
 fn read_start(context: &RestoreContext, staged: &RelPath) -> io::Result<Vec<u8>> {

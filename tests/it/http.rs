@@ -13,7 +13,6 @@ use serde_json::Value;
 use sessiond::daemon::health::{HealthState, StreamingState};
 use sessiond::sys::SystemClock;
 
-use crate::support::TempHome;
 use crate::support::backend::{self, Backend, Signal, eventually, transcript};
 use crate::support::counting_directory::CountingDirectory;
 use crate::support::files::append;
@@ -22,6 +21,7 @@ use crate::support::needs_servers;
 use crate::support::proxy::{Mode, TcpProxy};
 use crate::support::servers::{postgres, s3};
 use crate::support::world::World;
+use crate::support::{PATIENCE, TempHome};
 
 const SESSION: &str = "5e550000-0000-4000-8000-000000000001";
 /// A secret in addresses that must not be printed.
@@ -483,8 +483,13 @@ async fn an_unresponsive_streaming_loop_is_unhealthy() {
     });
     stuck.1.recv().unwrap();
     let asked = tokio::spawn(async move { asking.flush(None).await });
-    tokio::time::sleep(Duration::from_millis(200)).await;
-    let snapshot = health.snapshot().await;
+    let mut snapshot = health.snapshot().await;
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    // A busy loop is healthy until its requests have gone unanswered for some seconds.
+    while snapshot.report.healthy && tokio::time::Instant::now() < deadline {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        snapshot = health.snapshot().await;
+    }
     assert_eq!(
         (
             snapshot.report.healthy,

@@ -92,6 +92,11 @@ fn an_emptied_store_receives_everything_again() {
     let _daemon = backend.daemon(&home, &[]);
     backend.run(&home, &["flush", "--wait"]).ok();
     assert_eq!(restored(&backend), LINE.repeat(6));
+    // The index knows the longer log of the store before it was emptied.
+    backend
+        .run(&home, &["verify", "--all"])
+        .fails(6, "damaged", "");
+    backend.run(&home, &["reindex"]).ok();
     backend.run(&home, &["verify", "--all"]).ok();
 }
 

@@ -17,7 +17,7 @@ use super::schedule::Schedule;
 use super::seeds::{Sweep, mix_by_name};
 
 /// Maximum number of seeds until a mutation must be detected.
-const MAX_SEEDS: u64 = 4_000;
+const MAX_SEEDS: u64 = 20_000;
 
 /// Selects a mutation by name.
 const VARIABLE: &str = "SESSIOND_SIM_MUTATION";

@@ -227,10 +227,16 @@ impl Case {
             .runtime
             .block_on(write_target::history(&self.world, log_writer));
         let local_files = files_below(&self.world.root());
+        // A ledger from disk that names no entry is not confirmed by the store: the log is read.
+        let is_from_disk = self.flusher.ledger.is_none();
+        let is_trusted = |ledger: &&Ledger| {
+            let log_writer = &ledger.log_writer;
+            !is_from_disk || log_writer.seq > 0 || log_writer.target == WriteTarget::Branch
+        };
         (
             previous_branch,
             write_target::must_branch(
-                ledger.as_ref(),
+                ledger.as_ref().filter(is_trusted),
                 &main,
                 &own,
                 &local_files,
