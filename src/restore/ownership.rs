@@ -30,22 +30,20 @@ pub(super) fn check_files(
 ) -> Result<()> {
     let (foreign, unnamed) = foreign_files(context, id, assembler)
         .map_err(|cause| Error::io(format!("read the files of {id}"), cause))?;
-    for path in unnamed {
-        // For example the file of a project that the session has left.
-        tracing::debug!(%path, session = %id.name, "the file is left out, because no transcript of the session names it");
-        assembler.forget(&path);
-    }
     let agent = context.profile.name();
-    for path in foreign {
-        if purpose == Purpose::Restore {
-            return Err(Error::corrupt(format!(
-                "{path} is not a file of {id} according to the profile of agent {agent}"
-            ))
-            .hint(format!(
-                "run \"sessiond pull {} --to DIR\" to fetch a copy without the file; nothing was changed",
-                id.name
-            )));
-        }
+    if purpose == Purpose::Restore
+        && let Some(path) = foreign.first()
+    {
+        return Err(Error::corrupt(format!(
+            "{path} is not a file of {id} according to the profile of agent {agent}"
+        ))
+        .hint(format!(
+            "run \"sessiond pull {} --to DIR\" to fetch a copy without the file; nothing was changed",
+            id.name
+        )));
+    }
+    // No transcript names, for example, a file of the project that the session has left.
+    for path in foreign.into_iter().chain(unnamed) {
         tracing::warn!(%path, session = %id.name, "the file is left out, because it is not a file of the session according to the profile of agent {agent}");
         assembler.forget(&path);
     }

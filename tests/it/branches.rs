@@ -12,7 +12,7 @@ use sessiond::sys::SystemRng;
 use sessiond::sys::scratch::ScratchDirectory;
 
 use crate::support::TempHome;
-use crate::support::backend::{Backend, Running, transcript};
+use crate::support::backend::{Backend, Running, eventually, transcript};
 use crate::support::faulty_store::{FaultyStore, WriteFault};
 use crate::support::files::{append, files_below, write};
 use crate::support::storage::{Storage, assert_same_rows, profile};
@@ -102,6 +102,11 @@ fn assert_conversation(backend: &Backend, flags: &[&str], by: &str, other: &str)
         (ran.out(), ran)
     };
     let (shown, _) = run(&["show", "s1"]);
+    // The daemon records the entries of a flush in the index a little later.
+    eventually("the index has the messages", || {
+        let (listed, _) = run(&["messages", "s1", "--json"]);
+        listed.contains(&format!("answer 3 of {by}"))
+    });
     let (listed, messages) = run(&["messages", "s1", "--json"]);
     for number in [2, 3] {
         for text in [&shown, &listed] {
