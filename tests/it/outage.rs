@@ -287,6 +287,9 @@ fn an_index_outage_stops_nothing_and_the_index_catches_up() {
             .and_then(|rows| rows.1)
             .is_some_and(|row| row.branches.len() == 1)
     });
+    eventually("the log of the project is listed", || {
+        rows_of(&machine).len() == 2
+    });
     assert_reindex_agrees(&machine, "after an outage of the database");
     // An outage during the run.
     other.append("before");

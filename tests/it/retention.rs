@@ -348,7 +348,11 @@ fn rm_confirms_and_a_writer_revives_the_session() {
     append(&path, "{\"n\":2}\n");
     backend.run(&home, &["flush", "--wait"]).ok();
     assert_eq!(restored(&backend, &[]), std::fs::read(&path).unwrap());
-    let row = backend.run(&home, &["ls", "--json"]).json()["sessions"][0].clone();
+    let row = || backend.run(&home, &["ls", "--json"]).json()["sessions"][0].clone();
+    eventually("the index has the revived session", || {
+        row()["status"] == "active"
+    });
+    let row = row();
     assert_eq!(
         (&row["status"], &row["branches"]),
         (&"active".into(), &serde_json::json!([])),
