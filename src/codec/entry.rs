@@ -172,13 +172,13 @@ pub fn decode_up_to(key: &str, stored: &[u8], max: u64) -> Result<Option<Entry>>
         .take(MAX_HEADER_LEN)
         .read_until(b'\n', &mut line)
         .map_err(|cause| match is_gzip {
-            true => invalid(format!("its gzip stream is damaged ({cause})")),
+            true => damaged_gzip(key, &cause),
             false => invalid(format!("it is not a gzip stream ({cause})")),
         })?;
     if line.last() != Some(&b'\n') {
         return Err(invalid("its header is incomplete".to_owned()));
     }
-    let header = decode_header(key, &line, stored.len() as u64)?;
+    let header = decode_header(key, &line, stored)?;
     if header.kind == EntryKind::Snapshot {
         return Err(invalid(
             "it is a snapshot where an entry is expected".to_owned(),
@@ -191,7 +191,7 @@ pub fn decode_up_to(key: &str, stored: &[u8], max: u64) -> Result<Option<Entry>>
     let mut body = Vec::with_capacity(declared as usize);
     gzip.take(declared + 1)
         .read_to_end(&mut body)
-        .map_err(|cause| invalid(format!("its gzip stream is damaged ({cause})")))?;
+        .map_err(|cause| damaged_gzip(key, &cause))?;
     if body.len() as u64 != declared {
         return Err(invalid(format!(
             "its header declares {declared} bytes, but it has {}",
@@ -206,13 +206,28 @@ pub fn decode_up_to(key: &str, stored: &[u8], max: u64) -> Result<Option<Entry>>
 }
 
 /// Decodes and validates the header of an object of `stored` bytes, by its format version.
-pub(super) fn decode_header(key: &str, json: &[u8], stored: u64) -> Result<EntryHeader> {
-    let header = match version::read(key, json, version::ENTRY)? {
+pub(super) fn decode_header(key: &str, json: &[u8], stored: &[u8]) -> Result<EntryHeader> {
+    let version = version::read(key, json, version::ENTRY).map_err(|error| match error.kind() {
+        ErrorKind::NewerFormat => damage_of(key, stored).unwrap_or(error),
+        _ => error,
+    })?;
+    let header = match version {
         1 => decode_header_v1(key, json)?,
         other => return Err(version::unknown(key, other)),
     };
-    validate_header(key, &header, stored)?;
+    validate_header(key, &header, stored.len() as u64)?;
     Ok(header)
+}
+
+/// What is wrong with the gzip stream `stored`: a damaged version number is not a newer format.
+fn damage_of(key: &str, stored: &[u8]) -> Option<Error> {
+    let mut gzip = MultiGzDecoder::new(stored).take(MAX_RAW_BYTES + MAX_HEADER_LEN);
+    let read = std::io::copy(&mut gzip, &mut std::io::sink());
+    read.err().map(|cause| damaged_gzip(key, &cause))
+}
+
+fn damaged_gzip(key: &str, cause: &std::io::Error) -> Error {
+    invalid(key, format!("its gzip stream is damaged ({cause})"))
 }
 
 fn decode_header_v1(key: &str, json: &[u8]) -> Result<EntryHeader> {

@@ -59,7 +59,7 @@ pub fn decode_up_to(key: &str, stored: &[u8], max: u64) -> Result<Option<Entry>>
     let text = tar
         .read_first(HEADER, MAX_HEADER_LEN)?
         .ok_or_else(|| invalid(key, "its first member is not a header"))?;
-    let header = entry::decode_header(key, &text, stored.len() as u64)?;
+    let header = entry::decode_header(key, &text, stored)?;
     let is_incomplete = |part: &Part| part.start > 0 || part.upload.is_some();
     if header.kind != EntryKind::Snapshot || header.parts.iter().any(is_incomplete) {
         return Err(invalid(key, "it does not hold complete files"));
