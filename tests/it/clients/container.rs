@@ -4,8 +4,10 @@
 //! Owns the client's environment: nothing of the user who runs the tests, a fake key, a model on
 //! loopback.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::Once;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -28,6 +30,7 @@ pub fn bash(command: &str) -> Value {
 
 /// Runs a scenario with a client on every backend.
 pub fn on_every_backend(client: Client, scenario: impl Fn(&Container<'_>)) {
+    print_failures_at_once();
     for backend in Backend::all() {
         let model = Model::start();
         let Some(container) = Container::new(client, &backend, &model) else {
@@ -35,6 +38,23 @@ pub fn on_every_backend(client: Client, scenario: impl Fn(&Container<'_>)) {
         };
         scenario(&container);
     }
+}
+
+/// Prints the reason of a failed scenario where it fails, and not only at the end of all tests:
+/// failures of real clients depend on timing, and the log of a CI run may be cut off.
+fn print_failures_at_once() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let printed_at_the_end = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            let test = std::thread::current();
+            if let Some(name) = test.name().filter(|name| name.starts_with("clients::")) {
+                // Not `eprintln!`, which the test harness captures.
+                let _ = writeln!(std::io::stderr(), "{name} failed: {panic}");
+            }
+            printed_at_the_end(panic);
+        }));
+    });
 }
 
 /// Defines one test per scenario and client.
