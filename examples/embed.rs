@@ -10,9 +10,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sessiond::{
-    AgentConfig, Counters, HealthState, IndexConfig, IndexUpdate, Parts, RestoreRequest,
-    RestoreService, Service, ServiceOptions, SessionLimit, SessionMetadata, SessionSelector,
-    SessionSet, Settings, StoreConfig, SystemClock,
+    AgentConfig, CheckpointPolicy, Counters, HealthState, IndexConfig, IndexUpdate, Parts,
+    RestoreRequest, RestoreService, Service, ServiceOptions, SessionLimit, SessionMetadata,
+    SessionSelector, SessionSet, Settings, StoreConfig, SystemClock,
 };
 use tokio::time::Instant;
 
@@ -56,6 +56,7 @@ async fn stream_and_restore(directory: &Path) -> Result<(), Box<dyn Error>> {
     let lock = RestoreService::open(&parts, counters.clone(), IndexUpdate::Deferred)?;
     let options = ServiceOptions {
         flush_interval: Duration::from_millis(200),
+        checkpoints: CheckpointPolicy::default(),
         max_concurrent_flushes: 8,
         ready_file: None,
         metadata: SessionMetadata::default(),

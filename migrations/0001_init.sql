@@ -178,10 +178,16 @@ CREATE TABLE checkpoints (
     session            bytewise_text NOT NULL,
     -- Number of the checkpoint within the session.
     number             BIGINT NOT NULL,
-    -- Name that a user gave it. '' for the end of a turn.
+    -- Name that a user gave it. '' for the end of a turn or a step.
     name               bytewise_text NOT NULL,
     seq                BIGINT NOT NULL,
     turn               BIGINT NOT NULL,
+    -- Number of the step within its turn. 0 for the end of a turn.
+    step               BIGINT NOT NULL,
+    -- Number of the checkpoint it continues from. 0 if there is none.
+    parent             BIGINT NOT NULL,
+    -- running, completed, failed or interrupted.
+    status             TEXT NOT NULL,
     at                 bytewise_text NOT NULL,
     -- The complete checkpoint as JSON.
     detail             TEXT NOT NULL,

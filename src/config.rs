@@ -17,7 +17,7 @@ use crate::error::Result;
 use crate::model::{Patterns, Prices, SessionMetadata};
 
 pub use file::{LoadedFile, load};
-pub use value::{duration, labels, ttl};
+pub use value::{checkpoint_interval, checkpoint_retention, duration, labels, ttl};
 
 /// The format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum, Serialize, Deserialize)]
@@ -443,6 +443,20 @@ pub struct FlushConfig {
     /// and ECS.
     #[arg(long, env = "SESSIOND_FLUSH_DEADLINE", value_name = "TIME")]
     pub flush_deadline: Option<String>,
+
+    /// Checkpoint a turn every N steps or TIME, such as 10steps,60s [default: 1step]
+    ///
+    /// A step is one tool round. With both, whichever comes first; the time is that of the messages.
+    /// "turn" makes no checkpoints within a turn.
+    #[arg(long, env = "SESSIOND_CHECKPOINT_EVERY", value_name = "N,TIME")]
+    pub checkpoint_every: Option<String>,
+
+    /// Number of checkpoints to keep [default: 100turns,16steps]
+    ///
+    /// The newest turns are kept, and all steps among the newest checkpoints. Older steps are
+    /// thinned out: every second, then every fourth, and so on. At most 400turns,100steps.
+    #[arg(long, env = "SESSIOND_KEEP_CHECKPOINTS", value_name = "N")]
+    pub keep_checkpoints: Option<String>,
 
     /// Maximum concurrent flushes and store requests [default: 8 and 72]
     #[arg(long, env = "SESSIOND_PARALLEL", value_name = "N")]

@@ -141,7 +141,7 @@ pub mod verify;
 #[doc(hidden)]
 pub mod wire;
 
-pub use capture::{FinishReport, FlushReport, SessionLimit, StreamerHandle};
+pub use capture::{CheckpointPolicy, FinishReport, FlushReport, SessionLimit, StreamerHandle};
 pub use config::{AgentConfig, IndexConfig, Settings, StoreConfig};
 pub use daemon::health::HealthState;
 pub use daemon::service::{Service, ServiceOptions};

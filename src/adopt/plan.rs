@@ -12,7 +12,8 @@ use crate::log::assemble::FileAssembler;
 use crate::log::branches::Branch;
 use crate::log::state::LogState;
 use crate::model::{
-    Checkpoint, FileKind, FileMove, FileState, ForkOrigin, Part, RelPath, RunningHash, UploadPart,
+    Checkpoint, CheckpointStatus, FileKind, FileMove, FileState, ForkOrigin, Part, RelPath,
+    RunningHash, UploadPart,
 };
 use crate::sys::lines::complete_prefix_len;
 use crate::sys::{Directory, OpenFile};
@@ -246,7 +247,8 @@ fn checkpoints(main: &LogState, line: &LogState, branch: &Branch, turn: u64) -> 
     // is repeated, so that the turns of the former main line do not count.
     let lengths = transcript_lengths(line);
     let is_shared = |checkpoint: &&Checkpoint| {
-        checkpoint.turn == turn
+        checkpoint.step.is_none()
+            && checkpoint.turn == turn
             && checkpoint
                 .transcript_lengths
                 .iter()
@@ -259,7 +261,10 @@ fn checkpoints(main: &LogState, line: &LogState, branch: &Branch, turn: u64) -> 
         number: next + 1,
         seq: None,
         turn,
+        step: None,
+        status: CheckpointStatus::Completed,
         parent: None,
+        parent_session: None,
         at: branch.first_at.unwrap_or_default(),
         message_id: None,
         stop_reason: None,

@@ -207,6 +207,7 @@ impl TranscriptReader {
             mut facts,
             named_file,
             next_model,
+            is_sub_agent,
             pending_call,
         } = line;
         if parsed.named_files.len() < MAX_NAMED_FILES {
@@ -230,6 +231,7 @@ impl TranscriptReader {
         if profile.is_transcript(path) {
             let mut event = turn_event(path, range.end, boundary, message.as_ref());
             event.calls.extend(pending_call);
+            event.is_sub_agent |= is_sub_agent;
             if event.boundary.is_some() || !event.calls.is_empty() || !event.tool_results.is_empty()
             {
                 parsed.turn_events.push(event);
@@ -287,6 +289,7 @@ fn turn_event(
         boundary,
         calls: Vec::new(),
         tool_results: Vec::new(),
+        is_sub_agent: message.is_some_and(|message| message.sub_agent.is_some()),
     };
     for block in message.iter().flat_map(|message| &message.blocks) {
         match block {
@@ -304,7 +307,7 @@ fn turn_event(
 mod tests {
     use super::*;
     use crate::agent::claude_code::ClaudeCode;
-    use crate::model::{Digest, TurnTracker};
+    use crate::model::{CheckpointInterval, Digest, TurnTracker};
 
     const PATH: &str = "projects/-w/s1.jsonl";
 
@@ -438,7 +441,7 @@ mod tests {
         let parsed = read(&mut TranscriptReader::default(), 0, TURN.as_bytes());
         let mut turns = TurnTracker::default();
         let lengths = [(PATH.parse().unwrap(), 9000)].into();
-        let made = turns.apply(&parsed.turn_events, &lengths);
+        let made = turns.apply(&parsed.turn_events, &lengths, CheckpointInterval::default());
         assert_eq!(made.len(), 1);
         let point = &made[0];
         assert_eq!(
@@ -456,10 +459,17 @@ mod tests {
         );
         assert!(point.pending_calls.is_empty());
         // The file was rewritten with the same content.
-        assert_eq!(turns.apply(&parsed.turn_events, &lengths), []);
+        assert_eq!(
+            turns.apply(&parsed.turn_events, &lengths, CheckpointInterval::default()),
+            []
+        );
         // The agent was killed while the tool ran.
         let mut turns = TurnTracker::default();
-        turns.apply(&parsed.turn_events[..2], &lengths);
+        turns.apply(
+            &parsed.turn_events[..2],
+            &lengths,
+            CheckpointInterval::default(),
+        );
         assert_eq!(
             turns
                 .pending_calls

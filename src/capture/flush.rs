@@ -290,9 +290,11 @@ impl LogFlusher {
         );
         changes.turns = ledger.turns.clone();
         let lengths = changes.transcript_lengths(&ledger.files);
-        let checkpoints = changes
-            .turns
-            .apply(&changes.transcripts.turn_events, &lengths);
+        let checkpoints = changes.turns.apply(
+            &changes.transcripts.turn_events,
+            &lengths,
+            context.checkpoints.interval,
+        );
         let header = ledger.log_writer.next_header(
             &self.id,
             EntryKind::Delta,
@@ -301,6 +303,7 @@ impl LogFlusher {
             std::mem::take(&mut changes.parts),
         );
         let header = EntryHeader {
+            keep_checkpoints: context.checkpoints.keep.filter(|_| !checkpoints.is_empty()),
             checkpoints,
             ..header
         };

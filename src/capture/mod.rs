@@ -29,7 +29,7 @@ use crate::agent::Profile;
 use crate::error::Result;
 use crate::index::EntryRecord;
 use crate::log::Logs;
-use crate::model::LogName;
+use crate::model::{CheckpointInterval, CheckpointRetention, LogName};
 use crate::sys::Directory;
 
 pub use compaction_queue::CompactionQueue;
@@ -60,12 +60,23 @@ pub struct CaptureContext {
     pub counters: Arc<StreamCounters>,
     /// Maximum time from the first unsaved byte to the start of a flush.
     pub flush_interval: Duration,
+    /// The checkpoints to make and to keep.
+    pub checkpoints: CheckpointPolicy,
     /// Maximum number of concurrent flushes.
     pub max_concurrent_flushes: usize,
     /// The sizes of entries.
     pub limits: EntryLimits,
     /// The existing sessions that may be continued.
     pub session_limit: SessionLimit,
+}
+
+/// The checkpoints that a writer makes and keeps.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CheckpointPolicy {
+    /// How often a step gets a checkpoint.
+    pub interval: CheckpointInterval,
+    /// Which checkpoints are kept; none for the default.
+    pub keep: Option<CheckpointRetention>,
 }
 
 /// The sessions of the store that this process may continue without having written to them before.

@@ -1,10 +1,7 @@
 //! `checkpoints` and `checkpoint`: listing and naming the points that a session can be restored to.
 
-use serde::Serialize;
-
 use crate::cli::table::Table;
 use crate::cli::{exit, print, select};
-use crate::codec::pin::NamedCheckpoint;
 use crate::config::Settings;
 use crate::error::Result;
 use crate::model::Checkpoint;
@@ -12,11 +9,16 @@ use crate::operations::index::{add_missing, update_checkpoints};
 use crate::sessions::{find, point};
 use crate::wire::Parts;
 
-/// List the checkpoints of a session: the end of each turn, and named points
+/// List the checkpoints of a session: the end of each turn and step, and named points
+///
+/// A step is one tool round within a turn. Without --steps, only the last step of a running turn is
+/// listed.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   sessiond checkpoints 3f2a
-  sessiond restore 3f2a --at turn:4")]
+  sessiond checkpoints 3f2a --steps
+  sessiond restore 3f2a --at turn:4
+  sessiond restore 3f2a --at turn:5.step:12")]
 pub struct ListArgs {
     /// Session ID or unambiguous prefix
     #[arg(value_name = "ID")]
@@ -25,6 +27,10 @@ pub struct ListArgs {
     /// The branch
     #[arg(long, value_name = "WRITER", help = select::BRANCH_HELP)]
     pub branch: Option<String>,
+
+    /// Also list the steps of each turn; JSON always includes them
+    #[arg(long)]
+    pub steps: bool,
 
     /// Print JSON
     #[arg(long)]
@@ -61,34 +67,29 @@ pub struct NameArgs {
     pub json: bool,
 }
 
-#[derive(Serialize)]
-struct CheckpointList<'a> {
-    session: String,
-    checkpoints: &'a [Checkpoint],
-    named: &'a [NamedCheckpoint],
-}
-
 /// Lists the checkpoints.
 pub async fn list(settings: &Settings, args: ListArgs) -> Result<u8> {
     let parts = Parts::build(settings, None).await?;
     let id = find::by_id(&parts.logs, &args.id).await?;
     let branch = select::branch(&parts, &id, args.branch.as_deref()).await?;
-    let found = point::list(&parts.logs, &id, branch.as_ref()).await?;
+    let mut found = point::list(&parts.logs, &id, branch.as_ref()).await?;
     add_missing(&parts, &id).await;
-    let code = found.damage.map_or(exit::OK, |damage| {
+    let code = found.damage.take().map_or(exit::OK, |damage| {
         print::error(&damage);
         exit::CORRUPT
     });
+    let list = found.into_list(&id);
     if args.json {
-        print::json(&CheckpointList {
-            session: id.name.to_string(),
-            checkpoints: &found.all,
-            named: &found.named,
-        })?;
+        print::json(&list)?;
         return Ok(code);
     }
-    let unnamed = found.all.iter().map(|point| (point.at, point, ""));
-    let named = found.named.iter();
+    let last = list.checkpoints.len().saturating_sub(1);
+    let unnamed = list.checkpoints.iter().enumerate();
+    let unnamed = unnamed
+        .map(|(index, listed)| (index == last, &listed.checkpoint))
+        .filter(|(is_last, point)| args.steps || *is_last || point.step.is_none())
+        .map(|(_, point)| (point.at, point, ""));
+    let named = list.named.iter();
     let named = named.map(|named| (named.created_at, &named.checkpoint, named.name.as_str()));
     let mut points: Vec<_> = unnamed.chain(named).collect();
     points.sort_by_key(|(at, _, _)| *at);
@@ -107,14 +108,17 @@ pub async fn list(settings: &Settings, args: ListArgs) -> Result<u8> {
     Table::new(&[
         "CHECKPOINT",
         "TURN",
+        "STEP",
+        "STATUS",
         "PARENT",
         "TIME",
         "SEQ",
+        "SIZE",
         "STOP REASON",
         "PENDING CALLS",
         "NAME",
     ])
-    .flexible(&[6, 7])
+    .flexible(&[9, 10])
     .print(&rows)?;
     Ok(code)
 }
@@ -133,9 +137,12 @@ fn row(point: &Checkpoint, name: &str) -> Vec<String> {
     vec![
         number(Some(point.number)),
         point.turn.to_string(),
+        number(point.step),
+        point.status.as_str().to_owned(),
         number(point.parent),
         print::time(point.at),
         number(point.seq),
+        print::bytes(point.size()),
         point.stop_reason.clone().unwrap_or_default(),
         pending.join(", "),
         name.to_owned(),
@@ -163,9 +170,10 @@ pub async fn name(settings: &Settings, args: NameArgs) -> Result<u8> {
     if args.json {
         print::json(&named)?;
     } else {
-        let position = match named.checkpoint.turn {
-            0 => "before the first complete turn".to_owned(),
-            turn => format!("after turn {turn}"),
+        let position = match (named.checkpoint.turn, named.checkpoint.step) {
+            (turn, Some(step)) => format!("after step {step} of turn {turn}"),
+            (0, None) => "before the first complete turn".to_owned(),
+            (turn, None) => format!("after turn {turn}"),
         };
         print::line(format_args!(
             "created checkpoint {} of {session} at entry {}, {position}",

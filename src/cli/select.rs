@@ -14,7 +14,7 @@ use crate::wire::Parts;
 
 /// The help text of `--at`.
 pub const AT_HELP: &str =
-    "Point: latest, turn, turn:N, seq:N, a time or a checkpoint [default: latest]";
+    "Point: latest, turn, turn:N, turn:N.step:N, seq:N, TIME, NAME [default: latest]";
 
 /// The page of a listing, and its format.
 #[derive(Debug, Clone, clap::Args)]

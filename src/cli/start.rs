@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use clap::builder::BoolishValueParser;
 
-use crate::capture::SessionLimit;
+use crate::capture::{CheckpointPolicy, SessionLimit};
 use crate::cli::{exit, select};
 use crate::config::{self, Settings, StreamConfig};
 use crate::daemon::health::HealthState;
@@ -285,8 +285,19 @@ pub async fn options(settings: &Settings, stream: &StreamConfig) -> Result<Servi
         }
         None => None,
     };
+    let checkpoints = CheckpointPolicy {
+        interval: config::checkpoint_interval(
+            "--checkpoint-every",
+            flush.checkpoint_every.as_deref(),
+        )?,
+        keep: config::checkpoint_retention(
+            "--keep-checkpoints",
+            flush.keep_checkpoints.as_deref(),
+        )?,
+    };
     Ok(ServiceOptions {
         flush_interval,
+        checkpoints,
         max_concurrent_flushes: flush
             .parallel
             .unwrap_or(DEFAULT_CONCURRENT_FLUSHES)

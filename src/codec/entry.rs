@@ -300,8 +300,10 @@ mod tests {
             moves: Vec::new(),
             parts: parts.collect(),
             checkpoints: Vec::new(),
+            keep_checkpoints: None,
             fork: None,
             rollback_to: None,
+            rollback_checkpoint: None,
             adopted: Vec::new(),
         }
     }

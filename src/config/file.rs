@@ -137,6 +137,8 @@ fn fill_stream(stream: &mut StreamConfig, file: StreamConfig) {
         flush,
         flush_interval,
         flush_deadline,
+        checkpoint_every,
+        keep_checkpoints,
         parallel
     );
     fill!(stream.metadata, metadata, request, ttl);

@@ -16,8 +16,8 @@ use tokio::time::{Instant, timeout, timeout_at};
 use crate::capture::handle::{FinishReport, FlushReport};
 use crate::capture::watch::{EventBuffer, InotifyWatcher};
 use crate::capture::{
-    self, CompactionQueue, EntryLimits, IndexQueue, MetadataQueue, SessionLimit, StreamCounters,
-    Streamer, StreamerHandle,
+    self, CheckpointPolicy, CompactionQueue, EntryLimits, IndexQueue, MetadataQueue, SessionLimit,
+    StreamCounters, Streamer, StreamerHandle,
 };
 use crate::daemon::compactor;
 use crate::daemon::health::{HealthState, StreamingState};
@@ -60,6 +60,8 @@ const DATABASE_PAUSE_FACTOR: u32 = 20;
 pub struct ServiceOptions {
     /// Maximum time from the first unsaved byte to the start of a flush.
     pub flush_interval: Duration,
+    /// The checkpoints to make and to keep.
+    pub checkpoints: CheckpointPolicy,
     /// Maximum number of concurrent flushes.
     pub max_concurrent_flushes: usize,
     /// File to create when the session is restored and sessiond is streaming.
@@ -288,6 +290,7 @@ fn start_streamer(
         metadata_queue: queues.metadata.clone(),
         counters: counters.clone(),
         flush_interval: options.flush_interval,
+        checkpoints: options.checkpoints,
         max_concurrent_flushes: options.max_concurrent_flushes,
         limits: EntryLimits::default(),
         session_limit: options.limit.clone(),

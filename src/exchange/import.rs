@@ -25,8 +25,8 @@ use crate::log::read::{EntrySink, ReadOptions};
 use crate::log::state::LogState;
 use crate::log::writer::LogWriter;
 use crate::model::{
-    Digest, EntryHeader, EntryKind, FileKind, FileState, LogId, LogName, Part, RelPath,
-    RunningHash, SessionId, SessionMetadata, TurnTracker, UploadPart, WriterId,
+    CheckpointInterval, Digest, EntryHeader, EntryKind, FileKind, FileState, LogId, LogName, Part,
+    RelPath, RunningHash, SessionId, SessionMetadata, TurnTracker, UploadPart, WriterId,
 };
 use crate::sys::lines::complete_prefix_len;
 use crate::sys::{Backoff, Directory, OpenFile};
@@ -579,7 +579,11 @@ impl DeltaBuilder<'_> {
             self.importer.profile,
             parts.iter().zip(bodies.iter().map(Vec::as_slice)),
         );
-        let checkpoints = self.turns.apply(&parsed.turn_events, &self.lengths);
+        let checkpoints = self.turns.apply(
+            &parsed.turn_events,
+            &self.lengths,
+            CheckpointInterval::default(),
+        );
         let header = log_writer.next_header(
             self.importer.id,
             EntryKind::Delta,

@@ -13,7 +13,9 @@ use crate::log::segments::{Granularity, select_segments};
 use crate::log::writer::LogWriter;
 use crate::log::{Logs, errors};
 use crate::model::limits::MAX_FORK_FILES;
-use crate::model::{FileState, ForkOrigin, LogId, Part, RelPath, ResolvedPoint, Seq, keys};
+use crate::model::{
+    Checkpoint, FileState, ForkOrigin, LogId, Part, RelPath, ResolvedPoint, Seq, keys,
+};
 use crate::store::delete_temporary;
 use crate::sys::Directory;
 use crate::sys::clock::new_writer_id;
@@ -129,19 +131,25 @@ async fn origin_at(
     if let Some(by) = assembler.state.removed {
         return Err(errors::removed(id, by));
     }
-    let (turn, turn_ended_at) = match &point.checkpoint {
-        Some(checkpoint) => (checkpoint.turn, Some(checkpoint.at)),
-        None => (
-            assembler.state.turns.turn,
-            assembler.state.turns.turn_ended_at,
-        ),
+    let active = assembler.state.active_checkpoints();
+    let checkpoint = match &point.checkpoint {
+        Some(checkpoint) => Some(checkpoint.clone()),
+        None => active.last().map(|last| (*last).clone()),
+    };
+    let turns = &assembler.state.turns;
+    let turn = checkpoint
+        .as_ref()
+        .map_or(turns.turn, Checkpoint::complete_turns);
+    let checkpointed_at = match &point.checkpoint {
+        Some(checkpoint) => Some(checkpoint.at),
+        None => turns.checkpointed_at,
     };
     let transcript_lengths = point
         .checkpoint
         .as_ref()
         .map(|checkpoint| checkpoint.transcript_lengths.clone());
     let renamer = SessionRenamer::new(&id.name, &new.name, assembler.state.files.keys());
-    let turn_end_lengths = match assembler.state.active_checkpoints().last() {
+    let checkpoint_lengths = match &checkpoint {
         Some(last) if transcript_lengths.is_none() => {
             Some(assembler.renamed_lengths(&last.transcript_lengths, &renamer)?)
         }
@@ -161,8 +169,12 @@ async fn origin_at(
         seq,
         transcript_lengths,
         turn,
-        turn_ended_at,
-        turn_end_lengths,
+        step: checkpoint.as_ref().and_then(|checkpoint| checkpoint.step),
+        checkpoint: checkpoint
+            .map(|checkpoint| checkpoint.number)
+            .filter(|number| *number > 0),
+        checkpointed_at,
+        checkpoint_lengths,
         files,
     })
 }

@@ -79,7 +79,7 @@ pub async fn inspect(reader: ConversationReader<'_>, point: &ResolvedPoint) -> R
         head: read.head,
         objects: read.objects,
         origin: reader.origin().await,
-        turn: checkpoint.map_or(turns.turn, |checkpoint| checkpoint.turn),
+        turn: checkpoint.map_or(turns.turn, Checkpoint::complete_turns),
         is_turn_open: turns.has_open_turn(),
         messages: overview.count_by_role(),
         last_text: overview.last_text(),

@@ -50,7 +50,7 @@ pub(super) enum Origin<S> {
     /// It is read when the first entry of a fork is found.
     Unread,
     /// It was read before, up to the point of the fork; none if the log is not a fork.
-    Read(Option<(ForkOrigin, S)>),
+    Read(Option<Box<(ForkOrigin, S)>>),
 }
 
 /// Maximum number of `links`: half of them are dropped when there are more.
@@ -266,7 +266,7 @@ impl<'a, S: EntrySink + Send> ReadAttempt<'a, S> {
             }
             Origin::Read(origin) => {
                 origin
-                    .take_if(|(read, _)| read == fork)
+                    .take_if(|read| read.0 == *fork)
                     .ok_or_else(|| {
                         Error::corrupt(format!("the origin of {} is inconsistent", self.id))
                     })?

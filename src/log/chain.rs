@@ -256,8 +256,10 @@ mod tests {
             moves: vec![],
             parts: vec![],
             checkpoints: Vec::new(),
+            keep_checkpoints: None,
             fork: None,
             rollback_to: None,
+            rollback_checkpoint: None,
             adopted: Vec::new(),
         };
         decode("x", &encode::<Vec<u8>>(header, &[]).unwrap().bytes).unwrap()

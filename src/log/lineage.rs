@@ -150,7 +150,7 @@ impl<S: EntrySink + Send> OriginReader<'_, S> {
                 id,
                 reader.options(),
                 &mut *self.new_sink,
-                Origin::Read(origin.take()),
+                Origin::Read(origin.take().map(Box::new)),
             );
             let read = reader.run(attempt).await;
             let Some(read) = read.with_context(|| format!("read {id}, the origin of {child}"))?

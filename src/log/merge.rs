@@ -12,12 +12,11 @@ use super::uploads::Uploads;
 use crate::codec::entry::{self, EncodedEntry, Entry};
 use crate::codec::{snapshot, version};
 use crate::error::{Error, Result};
-use crate::model::checkpoint::MAX_CHECKPOINTS;
 use crate::model::entry::MAX_ADOPTED;
 use crate::model::limits::{MAX_HEADER_LEN, MAX_PARTS, MAX_TOTAL, MAX_WRITERS};
 use crate::model::{
-    AdoptedBranch, Checkpoint, CoveredRange, Digest, EntryHeader, EntryKind, FileMove, Part,
-    RelPath, Seq, UploadPart, WriterId,
+    AdoptedBranch, Checkpoint, CheckpointRetention, CoveredRange, Digest, EntryHeader, EntryKind,
+    FileMove, Part, RelPath, Seq, UploadPart, WriterId,
 };
 use crate::sys::mutation::{Mutation, is_active};
 
@@ -29,6 +28,7 @@ pub struct Merger {
     uploads: Uploads<(Part, Vec<u8>)>,
     moves: Vec<FileMove>,
     checkpoints: Vec<Checkpoint>,
+    keep_checkpoints: Option<CheckpointRetention>,
     adopted: Vec<AdoptedBranch>,
     writers: BTreeMap<WriterId, Seq>,
     first: Option<First>,
@@ -239,8 +239,10 @@ impl Merger {
             moves: self.moves,
             parts,
             checkpoints: self.checkpoints,
+            keep_checkpoints: self.keep_checkpoints,
             fork: None,
             rollback_to: None,
+            rollback_checkpoint: None,
             adopted: self.adopted,
         };
         if self.starts_log {
@@ -291,9 +293,13 @@ impl EntrySink for Merger {
             self.apply_part(part, header, bytes)?;
         }
         self.uploads.end_entry(header);
-        self.checkpoints.extend(header.all_checkpoints());
-        let surplus = self.checkpoints.len().saturating_sub(MAX_CHECKPOINTS);
-        self.checkpoints.drain(..surplus);
+        if !header.checkpoints.is_empty() {
+            for checkpoint in header.all_checkpoints() {
+                CheckpointRetention::add(&mut self.checkpoints, checkpoint);
+            }
+            header.retention().apply(&mut self.checkpoints);
+            self.keep_checkpoints = header.keep_checkpoints;
+        }
         // A rollback takes an adoption back with the next entry.
         if header.kind == EntryKind::Claim {
             self.pending_rollback = header.rollback_to;

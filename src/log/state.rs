@@ -4,11 +4,10 @@ use std::collections::BTreeMap;
 
 use super::uploads::Uploads;
 use crate::error::{Error, Result};
-use crate::model::checkpoint::MAX_CHECKPOINTS;
 use crate::model::entry::MAX_ADOPTED;
 use crate::model::{
-    AdoptedBranch, Checkpoint, Digest, EntryHeader, EntryKind, FileMove, FileState, Part, RelPath,
-    Seq, TurnTracker, UploadPart,
+    AdoptedBranch, Checkpoint, CheckpointRetention, Digest, EntryHeader, EntryKind, FileMove,
+    FileState, Part, RelPath, Seq, TurnTracker, UploadPart,
 };
 use crate::sys::mutation::{Mutation, is_active};
 
@@ -31,8 +30,9 @@ pub struct LogState {
     pub raw_bytes: u64,
     /// The kind of the last entry, if it is a tombstone or a purge.
     pub removed: Option<EntryKind>,
-    /// The target of a rollback that a claim recorded. It takes effect with the next entry.
-    pending_rollback: Option<Seq>,
+    /// The target of a rollback that a claim recorded, and the checkpoint within it. It takes effect
+    /// with the next entry.
+    pending_rollback: Option<(Seq, Option<u64>)>,
     /// The side files of which the last part has not been read yet.
     uploads: Uploads<()>,
 }
@@ -49,29 +49,33 @@ impl LogState {
             self.raw_bytes = 0;
         }
         if let Some(fork) = &header.fork {
-            self.turns = TurnTracker::starting_after(fork.turn, fork.turn_ended_at);
+            self.turns = TurnTracker::starting_after(fork.turn, fork.checkpointed_at);
             for part in &fork.files {
                 self.put(part, header.seq);
             }
         }
         if header.kind == EntryKind::Claim {
-            self.pending_rollback = header.rollback_to;
-        } else if let Some(seq) = self.pending_rollback.take() {
-            self.turns.roll_back(
-                self.checkpoints
-                    .iter()
-                    .rfind(|checkpoint| checkpoint.seq.is_some_and(|at| at <= seq)),
-            );
+            let rollback = |seq| (seq, header.rollback_checkpoint);
+            self.pending_rollback = header.rollback_to.map(rollback);
+        } else if let Some((seq, number)) = self.pending_rollback.take() {
+            let by_number = self
+                .checkpoints
+                .iter()
+                .find(|checkpoint| Some(checkpoint.number) == number);
+            let by_seq = || {
+                let mut checkpoints = self.checkpoints.iter();
+                checkpoints.rfind(|checkpoint| checkpoint.seq.is_some_and(|at| at <= seq))
+            };
+            self.turns.roll_back(by_number.or_else(by_seq));
             self.adopted
                 .retain(|adopted| adopted.seq.is_some_and(|at| at <= seq));
         }
         for point in header.all_checkpoints() {
             self.turns.continue_from(&point);
-            self.checkpoints
-                .retain(|earlier| earlier.number != point.number);
-            self.checkpoints.push(point);
-            let surplus = self.checkpoints.len().saturating_sub(MAX_CHECKPOINTS);
-            self.checkpoints.drain(..surplus);
+            CheckpointRetention::add(&mut self.checkpoints, point);
+        }
+        if !header.checkpoints.is_empty() {
+            header.retention().apply(&mut self.checkpoints);
         }
         self.adopted.extend(header.all_adopted());
         let surplus = self.adopted.len().saturating_sub(MAX_ADOPTED);
@@ -119,14 +123,18 @@ impl LogState {
 
     /// The checkpoint `last` and those that led to it, oldest first.
     pub fn checkpoints_up_to(&self, last: Option<u64>) -> Vec<&Checkpoint> {
+        let by_number: BTreeMap<u64, &Checkpoint> = self
+            .checkpoints
+            .iter()
+            .map(|checkpoint| (checkpoint.number, checkpoint))
+            .collect();
         let mut active = Vec::new();
         let mut next = last;
-        while let Some(checkpoint) = next.and_then(|number| {
-            self.checkpoints
-                .iter()
-                .find(|checkpoint| checkpoint.number == number)
-        }) {
-            active.push(checkpoint);
+        // A number that is missing was a step whose parent was the number before it.
+        while let Some((_, checkpoint)) =
+            next.and_then(|number| by_number.range(..=number).next_back())
+        {
+            active.push(*checkpoint);
             next = checkpoint
                 .parent
                 .filter(|parent| *parent < checkpoint.number);

@@ -15,7 +15,8 @@ use crate::agent::Profile;
 use crate::error::Result;
 use crate::model::message::TurnEvent;
 use crate::model::{
-    Checkpoint, FileKind, FileMove, LocatedMessage, LogId, RelPath, ResolvedPoint, TurnTracker,
+    Checkpoint, CheckpointInterval, CheckpointStatus, FileKind, FileMove, LocatedMessage, LogId,
+    RelPath, ResolvedPoint, TurnTracker,
 };
 
 /// The turn events of all transcripts of a session.
@@ -27,7 +28,12 @@ impl TurnEvents {
     pub fn tracker(&self) -> TurnTracker {
         let events = self.0.iter().map(|(_, event)| event);
         let mut turns = TurnTracker::default();
-        turns.apply_each(events, &BTreeMap::new(), drop);
+        turns.apply_each(
+            events,
+            &BTreeMap::new(),
+            CheckpointInterval::default(),
+            drop,
+        );
         turns
     }
 }
@@ -92,6 +98,13 @@ impl Logs {
         let read = self.read_turns(profile, id, point).await?;
         let (seq, (state, replay)) = (read.seq, read.require_undamaged(id)?);
         let turns = replay.visitor.tracker();
+        let is_open = turns.has_open_turn();
+        let step = Some(turns.step).filter(|step| is_open && *step > 0);
+        let last = state.active_checkpoints().last().map(|last| last.status);
+        let status = match is_open {
+            true => CheckpointStatus::Running,
+            false => last.unwrap_or_default(),
+        };
         let transcripts = state
             .files
             .iter()
@@ -99,8 +112,11 @@ impl Logs {
         Ok(Checkpoint {
             number: 0,
             seq: Some(seq),
-            turn: state.turns.turn,
+            turn: state.turns.turn.saturating_add(u64::from(step.is_some())),
+            step,
+            status,
             parent: state.turns.parent,
+            parent_session: None,
             at: self.clock.now(),
             message_id: None,
             stop_reason: None,

@@ -49,6 +49,9 @@ pub struct LogWriter {
     /// The entry that was rolled back to; recorded in the next claim.
     #[serde(skip)]
     pub rollback_to: Option<Seq>,
+    /// The checkpoint within that entry; recorded in the next claim.
+    #[serde(skip)]
+    pub rollback_checkpoint: Option<u64>,
     /// Files whose local paths differ from those in the log; recorded in the next claim.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub moves: Vec<FileMove>,
@@ -71,6 +74,7 @@ impl LogWriter {
             confirmed_at: now,
             confirmed_instant: None,
             rollback_to: None,
+            rollback_checkpoint: None,
             moves: Vec::new(),
             fork: None,
             encryption: None,
@@ -111,11 +115,15 @@ impl LogWriter {
             moves,
             parts,
             checkpoints: Vec::new(),
+            keep_checkpoints: None,
             fork: self
                 .fork
                 .clone()
                 .filter(|_| kind == EntryKind::Claim && self.seq == 0),
             rollback_to: self.rollback_to.filter(|_| kind == EntryKind::Claim),
+            rollback_checkpoint: self
+                .rollback_checkpoint
+                .filter(|_| kind == EntryKind::Claim),
             adopted: Vec::new(),
         }
     }

@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, Result};
 use crate::model::limits::{self, check, check_count};
 use crate::model::{
-    AgentName, Checkpoint, Digest, FileKind, LogId, LogName, Namespace, RelPath, Seq, WriterId,
+    AgentName, Checkpoint, CheckpointRetention, CheckpointStatus, Digest, FileKind, LogId, LogName,
+    Namespace, RelPath, Seq, WriterId,
 };
 
 /// Maximum size of the checkpoints that a writer puts into one header.
@@ -116,12 +117,19 @@ pub struct EntryHeader {
     /// Checkpoints that are reached with this entry.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub checkpoints: Vec<Checkpoint>,
+    /// Which checkpoints of the session are kept from this entry on, if it has checkpoints; none
+    /// for the default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep_checkpoints: Option<CheckpointRetention>,
     /// In the first entry of a fork: the point of the other session that it starts from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fork: Option<ForkOrigin>,
     /// In a claim: the entry that the writer rolled back to and continues from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollback_to: Option<Seq>,
+    /// In a claim: the number of the checkpoint within that entry, if the entry goes on after it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rollback_checkpoint: Option<u64>,
     /// The branches whose content the main line has from this entry on. In a merge or a snapshot:
     /// those of the range.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -205,6 +213,9 @@ impl EntryHeader {
             limits::MAX_HEADER_CHECKPOINTS,
         )?;
         check("number of bytes", self.body_len(), limits::MAX_RAW_BYTES)?;
+        self.retention().check_limits()?;
+        let rollback = self.rollback_checkpoint.unwrap_or(0);
+        check("number of a checkpoint", rollback, limits::MAX_TURN)?;
         for part in &self.parts {
             part.check_limits()?;
             check("seq of a part", part.seq.unwrap_or(0), self.seq)?;
@@ -232,18 +243,35 @@ impl EntryHeader {
         })
     }
 
-    /// Drops the oldest checkpoints, as far as there are more than a header may have. A reader
-    /// keeps fewer.
+    /// Which checkpoints of the session are kept.
+    pub fn retention(&self) -> CheckpointRetention {
+        self.keep_checkpoints.unwrap_or_default()
+    }
+
+    /// Drops the checkpoints that no reader keeps, and those that do not fit into a header: the
+    /// oldest steps, and then the oldest turns.
     pub fn drop_surplus_checkpoints(&mut self) {
-        let (mut kept, mut bytes) = (0, 0);
-        for checkpoint in self.checkpoints.iter().rev() {
-            bytes += checkpoint.estimated_len();
-            if kept > 0 && bytes > MAX_CHECKPOINT_BYTES || kept == limits::MAX_HEADER_CHECKPOINTS {
-                break;
-            }
-            kept += 1;
+        self.retention().apply(&mut self.checkpoints);
+        let lens: Vec<usize> = self
+            .checkpoints
+            .iter()
+            .map(Checkpoint::estimated_len)
+            .collect();
+        let mut surplus = lens
+            .iter()
+            .sum::<usize>()
+            .saturating_sub(MAX_CHECKPOINT_BYTES);
+        for is_step in [true, false] {
+            let mut left = self.checkpoints.len();
+            self.checkpoints.retain(|checkpoint| {
+                left -= 1;
+                let drops = surplus > 0 && left > 0 && checkpoint.step.is_some() == is_step;
+                if drops {
+                    surplus = surplus.saturating_sub(checkpoint.estimated_len());
+                }
+                !drops
+            });
         }
-        self.checkpoints.drain(..self.checkpoints.len() - kept);
     }
 
     /// Its adopted branches, each with its `seq`.
@@ -278,12 +306,18 @@ pub struct ForkOrigin {
     pub transcript_lengths: Option<BTreeMap<RelPath, u64>>,
     /// Number of its complete turns.
     pub turn: u64,
-    /// Time at which the last of them ended.
+    /// Number of completed steps of its open turn, if its last checkpoint is a step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub turn_ended_at: Option<Timestamp>,
-    /// Length of the fork's transcripts at the end of that turn, where that is before their end.
+    pub step: Option<u64>,
+    /// Its last checkpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub turn_end_lengths: Option<BTreeMap<RelPath, u64>>,
+    pub checkpoint: Option<u64>,
+    /// Time of that checkpoint.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpointed_at: Option<Timestamp>,
+    /// Length of the fork's transcripts at that checkpoint, where that is before their end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint_lengths: Option<BTreeMap<RelPath, u64>>,
     /// The files that the fork starts with, under their new names and with the new ID in their
     /// lines.
     pub files: Vec<Part>,
@@ -309,10 +343,13 @@ impl CoveredRange {
 impl ForkOrigin {
     fn check_limits(&self) -> Result<()> {
         check("seq of the origin", self.seq, limits::MAX_SEQ)?;
-        check("turn", self.turn, limits::MAX_TURN)?;
+        let optional = [self.step, self.checkpoint].map(Option::unwrap_or_default);
+        for number in [self.turn].into_iter().chain(optional) {
+            check("turn", number, limits::MAX_TURN)?;
+        }
         check_count("files", self.files.len(), limits::MAX_FORK_FILES)?;
         self.files.iter().try_for_each(Part::check_limits)?;
-        let lengths = [&self.transcript_lengths, &self.turn_end_lengths];
+        let lengths = [&self.transcript_lengths, &self.checkpoint_lengths];
         lengths
             .into_iter()
             .flatten()
@@ -320,13 +357,13 @@ impl ForkOrigin {
             .try_for_each(|len| check("length", *len, limits::MAX_FILE_LEN))
     }
 
-    /// The first checkpoint of the fork: the last complete turn of the other session.
+    /// The first checkpoint of the fork: the last one of the other session.
     fn checkpoint(&self) -> Option<Checkpoint> {
         let transcripts = self
             .files
             .iter()
             .filter(|part| part.kind == FileKind::Append);
-        let transcript_lengths = match (&self.turn_end_lengths, &self.transcript_lengths) {
+        let transcript_lengths = match (&self.checkpoint_lengths, &self.transcript_lengths) {
             (Some(lengths), _) => lengths.clone(),
             (None, Some(_)) => transcripts
                 .map(|part| (part.path.clone(), part.len))
@@ -336,9 +373,15 @@ impl ForkOrigin {
         Some(Checkpoint {
             number: 1,
             seq: None,
-            turn: self.turn,
-            parent: None,
-            at: self.turn_ended_at?,
+            turn: self.turn.saturating_add(u64::from(self.step.is_some())),
+            step: self.step,
+            status: match self.step {
+                Some(_) => CheckpointStatus::Running,
+                None => CheckpointStatus::Completed,
+            },
+            parent: self.checkpoint,
+            parent_session: self.checkpoint.map(|_| self.session.clone()),
+            at: self.checkpointed_at?,
             message_id: None,
             stop_reason: None,
             transcript_lengths,

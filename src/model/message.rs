@@ -228,6 +228,8 @@ pub struct TranscriptLine {
     pub named_file: Option<RelPath>,
     /// The model that responds from this line on, where messages do not have it.
     pub next_model: Option<String>,
+    /// Whether the line belongs to a sub-agent.
+    pub is_sub_agent: bool,
     /// A tool call that has no result yet and becomes a message together with its result.
     pub pending_call: Option<ToolCall>,
 }
@@ -292,4 +294,6 @@ pub struct TurnEvent {
     pub calls: Vec<ToolCall>,
     /// Tool results in the message: call ID and text.
     pub tool_results: Vec<(String, String)>,
+    /// Whether the line belongs to a sub-agent, whose tool calls are no steps of the turn.
+    pub is_sub_agent: bool,
 }

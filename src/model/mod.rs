@@ -14,9 +14,10 @@ pub mod patterns;
 pub mod point;
 pub mod price_list;
 pub mod prices;
+pub mod turn_tracker;
 pub mod version;
 
-pub use checkpoint::{Checkpoint, TurnTracker};
+pub use checkpoint::{Checkpoint, CheckpointRetention, CheckpointStatus};
 pub use digest::{Digest, FileHash, RunningHash};
 pub use entry::{
     AdoptedBranch, CoveredRange, EntryHeader, EntryKind, FileMove, ForkOrigin, Part, UploadPart,
@@ -32,4 +33,5 @@ pub use metadata::{Closed, ClosedStatus, Label, SessionMetadata, SessionStatus, 
 pub use patterns::Patterns;
 pub use point::{LogPoint, PointSpec, ResolvedPoint};
 pub use prices::Prices;
+pub use turn_tracker::{CheckpointInterval, TurnTracker};
 pub use version::Version;

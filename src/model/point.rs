@@ -89,6 +89,13 @@ pub enum PointSpec {
     Log(LogPoint),
     /// The end of a turn; none means the last complete one.
     Turn(Option<u64>),
+    /// The end of a step of a turn.
+    Step {
+        /// The turn.
+        turn: u64,
+        /// The step; none means its last complete one.
+        step: Option<u64>,
+    },
     /// A checkpoint, by number.
     Checkpoint(u64),
     /// A named checkpoint.
@@ -114,7 +121,7 @@ impl PointSpec {
         let text = text.trim();
         let invalid = || {
             Error::usage(format!("invalid {what} {text:?}: it is not a point")).hint(
-                "use latest, turn, turn:N, seq:N, a time such as 2026-05-01T12:00:00Z, a day, or the number or name of a checkpoint",
+                "use latest, turn, turn:N, turn:N.step:N, seq:N, a time such as 2026-05-01T12:00:00Z, a day, or the number or name of a checkpoint",
             )
         };
         let number = |text: &str| text.parse::<u64>().ok().filter(|number| *number > 0);
@@ -124,6 +131,15 @@ impl PointSpec {
             )));
         }
         if let Some(turn) = text.strip_prefix("turn:") {
+            if let Some((turn, step)) = turn.split_once(".step") {
+                let step = match step.strip_prefix(':') {
+                    Some(step) => Some(number(step).ok_or_else(invalid)?),
+                    None if step.is_empty() => None,
+                    None => return Err(invalid()),
+                };
+                let turn = number(turn).ok_or_else(invalid)?;
+                return Ok(PointSpec::Step { turn, step });
+            }
             return number(turn)
                 .map(|turn| PointSpec::Turn(Some(turn)))
                 .ok_or_else(invalid);
@@ -161,6 +177,11 @@ impl fmt::Display for PointSpec {
             PointSpec::Log(at) => at.fmt(f),
             PointSpec::Turn(None) => f.write_str("turn"),
             PointSpec::Turn(Some(turn)) => write!(f, "turn:{turn}"),
+            PointSpec::Step { turn, step: None } => write!(f, "turn:{turn}.step"),
+            PointSpec::Step {
+                turn,
+                step: Some(step),
+            } => write!(f, "turn:{turn}.step:{step}"),
             PointSpec::Checkpoint(number) => write!(f, "ckpt:{number}"),
             PointSpec::Name(name) => write!(f, "ckpt:{name}"),
         }
@@ -242,7 +263,15 @@ mod tests {
             parse("before-deploy"),
             Some(PointSpec::Name("before-deploy".into()))
         );
-        for text in ["latest", "seq:7", "turn:3", "ckpt:7", "ckpt:x"] {
+        for text in [
+            "latest",
+            "seq:7",
+            "turn:3",
+            "turn:3.step:12",
+            "turn:3.step",
+            "ckpt:7",
+            "ckpt:x",
+        ] {
             assert_eq!(
                 parse(text).map(|point| point.to_string()).as_deref(),
                 Some(text)
@@ -253,7 +282,20 @@ mod tests {
             Some(PointSpec::Log(LogPoint::Time(_)))
         ));
         for bad in [
-            "", "turn:", "turn:0", "turn:x", "seq:x", "time:x", "a/b", "..", "ckpt:", "a b",
+            "",
+            "turn:",
+            "turn:0",
+            "turn:x",
+            "turn:3.step:0",
+            "turn:3.step:",
+            "turn:.step:1",
+            "turn:3.stepx",
+            "seq:x",
+            "time:x",
+            "a/b",
+            "..",
+            "ckpt:",
+            "a b",
         ] {
             assert_eq!(parse(bad), None, "{bad:?}");
         }

@@ -45,6 +45,8 @@ pub(super) struct Takeover {
     pub moves: Vec<FileMove>,
     /// The entry to roll back to, if it is not the last one.
     pub rollback_to: Option<Seq>,
+    /// The checkpoint within that entry.
+    pub rollback_checkpoint: Option<u64>,
 }
 
 /// Claims the log and writes its ledger. Returns `None` if another writer appended in between.
@@ -70,6 +72,7 @@ pub(super) async fn take_over(
     }
     ledger.turns = takeover.turns;
     log_writer.rollback_to = takeover.rollback_to;
+    log_writer.rollback_checkpoint = takeover.rollback_checkpoint;
     // Before the claim: a full disk must not fence the current writer, and an attempt that loses
     // the race must know that the log holds the files it wrote.
     ledger.save(&*context.directory, true)?;

@@ -360,6 +360,12 @@ async fn write(
             // After a rollback all files are uploaded again, at their new paths.
             moves: if is_rollback { Vec::new() } else { moves },
             rollback_to: is_rollback.then_some(read.seq),
+            rollback_checkpoint: options
+                .point
+                .checkpoint
+                .as_ref()
+                .map(|checkpoint| checkpoint.number)
+                .filter(|number| *number > 0),
         }
     });
     Ok(Prepared {
@@ -443,6 +449,7 @@ async fn prepare_up_to_date(
         turns: ledger.turns,
         moves: Vec::new(),
         rollback_to: None,
+        rollback_checkpoint: None,
     });
     Ok(Some(Prepared {
         restored: Restored {

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 
 use jiff::Timestamp;
+use serde::Serialize;
 
 use crate::agent::Profile;
 use crate::codec::pin::NamedCheckpoint;
@@ -122,12 +123,25 @@ async fn resolve_line(line: Line<'_>, point: &PointSpec, salvage: bool) -> Resul
         PointSpec::Turn(turn) => {
             let (state, damage) = read_state(line).await?;
             let active = state.active_checkpoints();
+            let mut turns = active.iter().filter(|point| point.step.is_none());
             let found = match turn {
                 None if damage.is_some() && !salvage => None,
-                None => active.last(),
+                None => turns.next_back(),
                 // A turn that the agent continued on its own has several ends.
-                Some(turn) => active.iter().rfind(|point| point.turn == *turn),
+                Some(turn) => turns.rfind(|point| point.turn == *turn),
             };
+            match found {
+                Some(found) => (*found).clone(),
+                None => return Err(damage.unwrap_or(no_point(line, point).await)),
+            }
+        }
+        PointSpec::Step { turn, step } => {
+            let (state, damage) = read_state(line).await?;
+            let active = state.active_checkpoints();
+            let mut steps = active
+                .iter()
+                .filter(|point| point.step.is_some() && point.turn == *turn);
+            let found = steps.rfind(|point| step.is_none() || point.step == *step);
             match found {
                 Some(found) => (*found).clone(),
                 None => return Err(damage.unwrap_or(no_point(line, point).await)),
@@ -179,11 +193,16 @@ pub async fn resolve_inherited(
             .await?
             .require_undamaged(&id)?;
         let forked_at = state.checkpoints.iter().rfind(|checkpoint| {
-            (checkpoint.turn, Some(checkpoint.at)) == (origin.turn, origin.turn_ended_at)
+            (
+                checkpoint.complete_turns(),
+                checkpoint.step,
+                Some(checkpoint.at),
+            ) == (origin.turn, origin.step, origin.checkpointed_at)
         });
         let last = forked_at.map(|checkpoint| checkpoint.number);
         let inherited = state.checkpoints_up_to(last.or(state.turns.parent));
-        if let Some(found) = inherited.iter().rfind(|point| point.turn == turn)
+        let is_end_of_turn = |point: &&&Checkpoint| point.step.is_none() && point.turn == turn;
+        if let Some(found) = inherited.iter().rfind(is_end_of_turn)
             && let Some(seq) = found.seq
         {
             let branch = origin.branch.as_ref();
@@ -245,22 +264,66 @@ fn is_listed_as(at: Timestamp, time: Timestamp) -> bool {
     at == time || time.subsec_nanosecond() == 0 && at.as_second() == time.as_second()
 }
 
+/// The checkpoints of a session, as commands and the API list them.
+#[derive(Debug, Serialize)]
+pub struct CheckpointList {
+    /// The session.
+    pub session: String,
+    /// The ends of turns and steps, in the order in which they were reached.
+    pub checkpoints: Vec<ListedCheckpoint>,
+    /// The named checkpoints.
+    pub named: Vec<NamedCheckpoint>,
+}
+
+/// A checkpoint in a list.
+#[derive(Debug, Serialize)]
+pub struct ListedCheckpoint {
+    /// The checkpoint.
+    #[serde(flatten)]
+    pub checkpoint: Checkpoint,
+    /// Bytes of the transcripts at this point.
+    pub transcript_bytes: u64,
+    /// Whether it was rewound: a rollback to an earlier point left it behind.
+    #[serde(rename = "rewound")]
+    pub is_rewound: bool,
+}
+
 /// The checkpoints of a session.
 #[derive(Debug)]
 pub struct Checkpoints {
     /// All checkpoints, in the order in which they were reached.
     pub all: Vec<Checkpoint>,
+    /// The numbers of those that the current conversation includes.
+    pub active: BTreeSet<u64>,
     /// The named ones.
     pub named: Vec<NamedCheckpoint>,
     /// Damage of the log; there may be more checkpoints after it.
     pub damage: Option<Error>,
 }
 
+impl Checkpoints {
+    /// The list of the session `id`.
+    pub fn into_list(self, id: &LogId) -> CheckpointList {
+        let listed = |checkpoint: Checkpoint| ListedCheckpoint {
+            transcript_bytes: checkpoint.size(),
+            is_rewound: !self.active.contains(&checkpoint.number),
+            checkpoint,
+        };
+        CheckpointList {
+            session: id.name.to_string(),
+            checkpoints: self.all.into_iter().map(listed).collect(),
+            named: self.named,
+        }
+    }
+}
+
 /// Lists the checkpoints of a session, on its main line or on a branch.
 pub async fn list(logs: &Logs, id: &LogId, branch: Option<&WriterId>) -> Result<Checkpoints> {
     let line = Line { logs, id, branch };
     let (state, damage) = read_state(line).await?;
+    let active = state.active_checkpoints();
     Ok(Checkpoints {
+        active: active.iter().map(|point| point.number).collect(),
         all: state.checkpoints,
         named: line.named_checkpoints().await?,
         damage: damage.map(|error| with_verify_hint(id, error)),
@@ -354,6 +417,11 @@ async fn no_point(line: Line<'_>, point: &PointSpec) -> Error {
         PointSpec::Log(at) => format!("point {at}"),
         PointSpec::Turn(None) => "complete turn".to_owned(),
         PointSpec::Turn(Some(turn)) => format!("complete turn {turn}"),
+        PointSpec::Step { turn, step: None } => format!("complete step in turn {turn}"),
+        PointSpec::Step {
+            turn,
+            step: Some(step),
+        } => format!("checkpoint at step {step} of turn {turn}"),
         PointSpec::Checkpoint(number) => format!("checkpoint {number}"),
         PointSpec::Name(name) => format!("checkpoint named {name}"),
     };
@@ -375,8 +443,12 @@ async fn no_point(line: Line<'_>, point: &PointSpec) -> Error {
         }
         Ok(_) => {
             let on_branch = branch.map_or_else(String::new, |writer| format!(" --branch {writer}"));
+            let steps = match point {
+                PointSpec::Step { .. } => " --steps",
+                _ => "",
+            };
             error.hint(format!(
-                "run \"sessiond checkpoints {}{on_branch}\" to list its turns and checkpoints",
+                "run \"sessiond checkpoints {}{on_branch}{steps}\" to list its turns and checkpoints",
                 id.name
             ))
         }

@@ -145,8 +145,10 @@ pub fn entry(log: &LogId, seq: Seq, parts: Vec<Part>) -> EntryRecord {
         moves: Vec::new(),
         parts,
         checkpoints: Vec::new(),
+        keep_checkpoints: None,
         fork: None,
         rollback_to: None,
+        rollback_checkpoint: None,
         adopted: Vec::new(),
     };
     EntryRecord {

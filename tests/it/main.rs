@@ -68,6 +68,7 @@ mod show_and_tail;
 mod signing;
 mod snapshot_props;
 mod start;
+mod steps;
 mod stopping;
 mod store_contract;
 mod streaming;

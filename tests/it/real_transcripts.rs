@@ -11,7 +11,9 @@ use sessiond::agent::claude_code::ClaudeCode;
 use sessiond::agent::codex::Codex;
 use sessiond::agent::gemini::Gemini;
 use sessiond::agent::transcript::TranscriptReader;
-use sessiond::model::{Digest, FileKind, Part, RelPath, Role, Tokens, TurnTracker};
+use sessiond::model::{
+    CheckpointInterval, Digest, FileKind, Part, RelPath, Role, Tokens, TurnTracker,
+};
 
 /// Summarizes the session in a directory, with a few words per line.
 fn summarize_session(profile: &dyn Profile, root: &Path) -> String {
@@ -56,13 +58,23 @@ fn summarize_session(profile: &dyn Profile, root: &Path) -> String {
             .map(|(role, count)| format!(" {count} {}", role.as_str()))
             .collect();
         writeln!(out, "{side}:{}", counts.join(",")).unwrap();
-        for point in turns.apply(&summarize_session.turn_events, &BTreeMap::new()) {
+        for point in turns.apply(
+            &summarize_session.turn_events,
+            &BTreeMap::new(),
+            CheckpointInterval::default(),
+        ) {
             writeln!(
                 out,
-                "  turn {} checkpoint {} {}",
+                "  turn {}{} checkpoint {} {}{}",
                 point.turn,
+                point
+                    .step
+                    .map_or_else(String::new, |step| format!(" step {step}")),
                 point.number,
-                point.stop_reason.unwrap_or_default()
+                point.status.as_str(),
+                point
+                    .stop_reason
+                    .map_or_else(String::new, |reason| format!(" {reason}"))
             )
             .unwrap();
         }

@@ -85,11 +85,13 @@ fn pulled(backend: &Backend, session: &str, at: &str) -> String {
     .unwrap()
 }
 
+/// A field of each end of a turn. Each turn has one step before it.
 fn numbers(points: &Value, field: &str) -> Vec<Option<u64>> {
     points["checkpoints"]
         .as_array()
         .unwrap()
         .iter()
+        .filter(|point| point["step"].is_null())
         .map(|point| point[field].as_u64())
         .collect()
 }
@@ -126,7 +128,7 @@ fn a_rollback_without_new_writes_keeps_the_turns(backend: Backend) {
     );
     assert_eq!(
         numbers(&points, "parent"),
-        [None, Some(1), Some(2), Some(3), Some(4)]
+        [Some(1), Some(3), Some(5), Some(7), Some(9)]
     );
 }
 
@@ -142,8 +144,8 @@ fn a_rollback_to_a_turn_keeps_later_entries(backend: Backend) {
         .run(&home, &["checkpoints", "s1", "--json"])
         .ok()
         .json();
-    assert_eq!(numbers(&points, "number"), [Some(1), Some(2), Some(3)]);
-    assert_eq!(numbers(&points, "parent"), [None, Some(1), Some(2)]);
+    assert_eq!(numbers(&points, "number"), [Some(2), Some(4), Some(6)]);
+    assert_eq!(numbers(&points, "parent"), [Some(1), Some(3), Some(5)]);
 
     // The last complete turn; the rest is reported and stays in the log.
     let other = TempHome::new();
@@ -172,7 +174,7 @@ fn a_rollback_to_a_turn_keeps_later_entries(backend: Backend) {
     stream(&backend, &third, "s1", &[whole_turns("s1", 7..=7)]);
     let went_on = whole_turns("s1", 1..=2) + &whole_turns("s1", 7..=7);
     assert_eq!(pulled(&backend, "s1", "latest"), went_on);
-    assert_eq!(pulled(&backend, "s1", "3"), whole_turns("s1", 1..=3));
+    assert_eq!(pulled(&backend, "s1", "6"), whole_turns("s1", 1..=3));
     assert_eq!(pulled(&backend, "s1", "seq:2"), cut_short);
     assert_eq!(
         pulled(&backend, "s1", "turn:3"),
@@ -185,11 +187,11 @@ fn a_rollback_to_a_turn_keeps_later_entries(backend: Backend) {
         .json();
     assert_eq!(
         numbers(&points, "number"),
-        [Some(1), Some(2), Some(3), Some(4)]
+        [Some(2), Some(4), Some(6), Some(8)]
     );
     assert_eq!(
         numbers(&points, "parent"),
-        [None, Some(1), Some(2), Some(2)]
+        [Some(1), Some(3), Some(5), Some(7)]
     );
     assert_eq!(
         numbers(&points, "turn"),
@@ -311,7 +313,7 @@ fn the_listed_time_of_a_checkpoint_finds_that_checkpoint(backend: Backend) {
         .json();
     let table = backend.run(&home, &["checkpoints", "s1"]).ok().out();
     for number in 1..=4 {
-        let exact = listed["checkpoints"][number as usize - 1]["at"]
+        let exact = listed["checkpoints"][2 * number as usize - 1]["at"]
             .as_str()
             .unwrap();
         let seconds = format!("2026-05-01T12:{number:02}:03Z");
@@ -326,7 +328,7 @@ fn the_listed_time_of_a_checkpoint_finds_that_checkpoint(backend: Backend) {
         .json();
     assert_eq!(
         (&seen["turn"], &seen["checkpoint"]["number"]),
-        (&2.into(), &2.into())
+        (&2.into(), &4.into())
     );
     // A time after the last entry is the end; one before the first turn is no point.
     assert_eq!(pulled(&backend, "s1", "2099-01-01"), late(1..=4));
@@ -919,7 +921,7 @@ fn the_last_turn_of_a_damaged_log_is_an_error() {
     bytes[60] ^= 0x55;
     std::fs::write(&entry, bytes).unwrap();
     let other = TempHome::new();
-    for point in ["turn", "turn:3", "3"] {
+    for point in ["turn", "turn:3", "6"] {
         backend
             .run(&other, &["restore", "s1", "--at", point])
             .fails(6, "000000000003", "--salvage");

@@ -52,8 +52,10 @@ pub async fn check(cloud: &Cloud) -> Result<(), String> {
         moves: Vec::new(),
         parts: Vec::new(),
         checkpoints: Vec::new(),
+        keep_checkpoints: None,
         fork: None,
         rollback_to: None,
+        rollback_checkpoint: None,
         ..previous.header
     };
     let forged = entry::encode::<Vec<u8>>(header, &[]).map_err(|error| error.to_string())?;

@@ -291,6 +291,7 @@ impl Machine {
             metadata_queue: None,
             counters: Arc::default(),
             flush_interval: Duration::from_millis(200),
+            checkpoints: Default::default(),
             max_concurrent_flushes: 8,
             limits: cloud.limits,
             session_limit: capture::SessionLimit::default(),

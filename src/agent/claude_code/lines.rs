@@ -4,6 +4,7 @@ use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::model::checkpoint::API_ERROR;
 use crate::model::{
     Block, Message, Role, SessionFacts, Tokens, ToolCall, TranscriptLine, TurnBoundary,
 };
@@ -38,6 +39,8 @@ struct RawLine {
     ai_title: Option<String>,
     #[serde(default, deserialize_with = "lenient")]
     is_sidechain: Option<bool>,
+    #[serde(default, deserialize_with = "lenient")]
+    is_api_error_message: Option<bool>,
     #[serde(default, deserialize_with = "lenient")]
     is_meta: Option<bool>,
     #[serde(default, deserialize_with = "lenient")]
@@ -113,6 +116,7 @@ pub fn read(line: &[u8]) -> Option<TranscriptLine> {
     Some(TranscriptLine {
         message,
         boundary: boundary.filter(|_| !is_sub_agent),
+        is_sub_agent,
         facts,
         named_file: raw.slug.as_deref().and_then(|slug| {
             let sub_agent = raw.agent_id.as_deref().filter(|_| is_sub_agent);
@@ -243,8 +247,13 @@ fn assistant(raw: &RawLine) -> (Option<Message>, Option<TurnBoundary>) {
         .stop_reason
         .as_deref()
         .filter(|reason| !matches!(*reason, "tool_use" | "pause_turn" | "max_tokens"));
+    // Claude Code writes an API error as a response after its last retry, and then stops.
+    let final_reason = match raw.is_api_error_message {
+        Some(true) => Some(API_ERROR),
+        _ => final_reason.filter(|_| !is_synthetic),
+    };
     let boundary = final_reason
-        .filter(|_| kind == "text" && !is_synthetic)
+        .filter(|_| kind == "text")
         .map(|reason| TurnBoundary::End(reason.to_owned()));
     let tokens = response.usage.as_ref().map(|usage| Tokens {
         input: usage.input_tokens.unwrap_or(0),
@@ -314,6 +323,12 @@ fn block(item: &Value, at: Option<Timestamp>) -> Block {
                 is_error,
             }
         }
+        // The result of a tool that ran on the server, such as a web search.
+        kind if kind.ends_with("_tool_result") => Block::ToolResult {
+            call_id: text("tool_use_id"),
+            text: item.get("content").map_or_else(String::new, result_text),
+            is_error: false,
+        },
         kind => Block::Other(kind.to_owned()),
     }
 }

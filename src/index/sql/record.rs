@@ -20,8 +20,9 @@ use super::session_state::{self, SessionState};
 use super::{IndexOptions, metadata};
 use crate::error::{Error, Result};
 use crate::index::{EntryRecord, RecordOutcome};
-use crate::model::checkpoint::MAX_CHECKPOINTS;
-use crate::model::{Checkpoint, Digest, EntryKind, FileMove, LogId, Part, UploadPart};
+use crate::model::{
+    Checkpoint, CheckpointRetention, Digest, EntryKind, FileMove, LogId, Part, UploadPart,
+};
 
 /// Creates a row for a session of which only branches are known, or extends its times by this
 /// branch entry. A row with a main log stays as it is.
@@ -70,7 +71,7 @@ const FILE_COLUMNS: [Column; 14] = [
 ];
 
 /// The columns of a checkpoint; the first five are the key.
-const CHECKPOINT_COLUMNS: [Column; 9] = [
+const CHECKPOINT_COLUMNS: [Column; 12] = [
     Column::Text("namespace"),
     Column::Text("agent"),
     Column::Text("session"),
@@ -78,6 +79,9 @@ const CHECKPOINT_COLUMNS: [Column; 9] = [
     Column::Text("name"),
     Column::Number("seq"),
     Column::Number("turn"),
+    Column::Number("step"),
+    Column::Number("parent"),
+    Column::Text("status"),
     Column::Text("at"),
     Column::Text("detail"),
 ];
@@ -89,7 +93,14 @@ const DELETE_MOVE_TARGET: &str = "DELETE FROM files WHERE namespace = $1 AND age
 const RENAME_FILE: &str = "UPDATE files SET path_sha256 = $5, path = $6 \
      WHERE namespace = $1 AND agent = $2 AND session = $3 AND path_sha256 = $4";
 
-const DELETE_OLD_CHECKPOINTS: &str = "DELETE FROM checkpoints WHERE namespace = $1 AND agent = $2 AND session = $3 AND name = '' AND number <= $4";
+/// Deletes the oldest ends of turns beyond the maximum.
+const DELETE_OLD_TURNS: &str = "DELETE FROM checkpoints WHERE namespace = $1 AND agent = $2 AND session = $3 AND name = '' AND step = 0 \
+     AND number < (SELECT MIN(number) FROM (SELECT number FROM checkpoints WHERE namespace = $1 AND agent = $2 AND session = $3 \
+     AND name = '' AND step = 0 ORDER BY number DESC LIMIT $4) AS newest)";
+
+/// Deletes the steps that are thinned out: `CheckpointRetention::apply` in SQL.
+const DELETE_OLD_STEPS: &str = "DELETE FROM checkpoints WHERE namespace = $1 AND agent = $2 AND session = $3 AND name = '' AND step > 0 \
+     AND parent > 0 AND parent = number - 1 AND number <= $4 - $5 * (number & -number)";
 
 /// Sets the bytes of the entries before a reset to 0: they no longer belong to the session.
 const CLEAR_RAW_BYTES: &str = "UPDATE entries SET raw_bytes = 0 \
@@ -142,7 +153,7 @@ pub(super) async fn record(
         entries: Bulk::new(&ENTRY_COLUMNS),
         files: BTreeMap::new(),
         checkpoints: BTreeMap::new(),
-        last_deleted: BTreeMap::new(),
+        kept_checkpoints: BTreeMap::new(),
     };
     recorder.load().await?;
     let mut outcomes = Vec::with_capacity(records.len());
@@ -190,8 +201,8 @@ struct Recorder<'a> {
     files: BTreeMap<(LogId, String), Vec<Value>>,
     /// By log and number.
     checkpoints: BTreeMap<(LogId, u64), Vec<Value>>,
-    /// The number of the newest checkpoint to delete, by log.
-    last_deleted: BTreeMap<LogId, u64>,
+    /// The number of the newest checkpoint, and which ones to keep, by log.
+    kept_checkpoints: BTreeMap<LogId, (u64, CheckpointRetention)>,
 }
 
 impl Recorder<'_> {
@@ -241,13 +252,21 @@ impl Recorder<'_> {
             checkpoints.push(row);
         }
         insert_checkpoints(self.connection, &mut checkpoints).await?;
-        for (log, last_deleted) in std::mem::take(&mut self.last_deleted) {
+        for (log, (last, keep)) in std::mem::take(&mut self.kept_checkpoints) {
             let (namespace, agent, id) = log_columns(&log);
-            sqlx::query(DELETE_OLD_CHECKPOINTS)
+            sqlx::query(DELETE_OLD_TURNS)
+                .bind(namespace)
+                .bind(agent)
+                .bind(id.clone())
+                .bind(to_bigint("number of turns", keep.turns)?)
+                .execute(&mut *self.connection)
+                .await?;
+            sqlx::query(DELETE_OLD_STEPS)
                 .bind(namespace)
                 .bind(agent)
                 .bind(id)
-                .bind(to_bigint("checkpoint", last_deleted)?)
+                .bind(to_bigint("checkpoint", last)?)
+                .bind(to_bigint("number of steps", keep.steps)?)
                 .execute(&mut *self.connection)
                 .await?;
         }
@@ -339,7 +358,7 @@ impl Recorder<'_> {
             rows.session.totals = messages::recount(self.connection, record, turns).await?;
         }
         if let Some(last) = header.all_checkpoints().last() {
-            rows.session.totals.turns = last.turn;
+            rows.session.totals.turns = last.complete_turns();
         }
         self.add_checkpoints(record)?;
         let added = (raw_bytes_of(record), stored_bytes_of(record));
@@ -427,17 +446,18 @@ impl Recorder<'_> {
         Ok(Some(has_deleted))
     }
 
-    /// Adds the checkpoints of an entry, and deletes the oldest ones beyond the maximum.
+    /// Adds the checkpoints of an entry, and deletes those that are no longer kept.
     fn add_checkpoints(&mut self, record: &EntryRecord) -> Result<()> {
         for point in record.header.all_checkpoints() {
             let row = checkpoint_row((&record.log, self.options), "", &point)?;
             let key = (record.log.clone(), point.number);
             self.checkpoints.insert(key, row);
-            let last_deleted = point.number.saturating_sub(MAX_CHECKPOINTS as u64);
-            if last_deleted > 0 {
-                let last = self.last_deleted.entry(record.log.clone()).or_default();
-                *last = last_deleted.max(*last);
-            }
+            let keep = record.header.retention();
+            let kept = self
+                .kept_checkpoints
+                .entry(record.log.clone())
+                .or_insert((0, keep));
+            *kept = (point.number.max(kept.0), keep);
         }
         Ok(())
     }
@@ -598,6 +618,9 @@ fn checkpoint_row(
         name.into(),
         number("sequence number", point.seq.unwrap_or(0))?,
         number("turn", point.turn)?,
+        number("step", point.step.unwrap_or(0))?,
+        number("parent", point.parent.unwrap_or(0))?,
+        point.status.as_str().into(),
         format_time(point.at).into(),
         detail.into(),
     ])

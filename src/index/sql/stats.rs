@@ -277,9 +277,9 @@ fn ended_turns(filter: &StatsFilter) -> Statement {
     push_from(&mut statement, filter, Some(("checkpoints", "c")));
     statement
         .push(
-            " AND c.name = '' AND c.turn > 0 AND c.turn <= s.turns AND NOT EXISTS \
+            " AND c.name = '' AND c.step = 0 AND c.turn > 0 AND c.turn <= s.turns AND NOT EXISTS \
              (SELECT 1 FROM checkpoints AS later WHERE later.namespace = c.namespace AND later.agent = c.agent \
-             AND later.session = c.session AND later.name = '' AND later.turn = c.turn AND later.number > c.number) \
+             AND later.session = c.session AND later.name = '' AND later.step = 0 AND later.turn = c.turn AND later.number > c.number) \
              GROUP BY ",
         )
         .push(&group);
@@ -292,7 +292,7 @@ fn inherited_turns(filter: &StatsFilter) -> Statement {
     let mut statement = Statement::new(format!(
         "SELECT {group} AS group_name, CAST(SUM(s.turns - (SELECT COUNT(DISTINCT c.turn) FROM checkpoints AS c \
          WHERE c.namespace = s.namespace AND c.agent = s.agent AND c.session = s.id AND c.name = '' \
-         AND c.turn > 0 AND c.turn <= s.turns)) AS BIGINT) AS turns"
+         AND c.step = 0 AND c.turn > 0 AND c.turn <= s.turns)) AS BIGINT) AS turns"
     ));
     push_from(&mut statement, filter, None);
     push_range(&mut statement, filter, "s.created");

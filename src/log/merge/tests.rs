@@ -178,8 +178,10 @@ fn history(actions: Vec<Action>) -> Vec<Entry> {
             moves,
             parts: written,
             checkpoints: Vec::new(),
+            keep_checkpoints: None,
             fork: None,
             rollback_to: None,
+            rollback_checkpoint: None,
             adopted: Vec::new(),
         };
         let entry = entry::decode("x", &entry::encode(header, &bodies).unwrap().bytes).unwrap();

@@ -15,6 +15,7 @@ use crate::support::TempHome;
 
 scenarios!(new ClaudeNew, old ClaudeOld: (
     a_conversation_continues_in_a_new_home,
+    a_conversation_continues_from_a_step,
     a_rewritten_transcript_is_restored,
     a_session_moves_to_another_directory_and_home,
     a_plan_is_restored_in_a_new_home,
@@ -65,6 +66,45 @@ fn a_plan_is_restored_in_a_new_home(container: &Container<'_>) {
     assert!(
         asked.contains("A plan file already exists at") && !asked.contains("No plan file"),
         "{asked}"
+    );
+}
+
+/// Claude Code resumes a transcript that was cut within a turn: after the results of a step.
+fn a_conversation_continues_from_a_step(container: &Container<'_>) {
+    let model = container.model;
+    let steps = [
+        vec![bash("echo one-out")],
+        vec![bash("echo two-out"), bash("echo both-out")],
+        vec![bash("echo three-out")],
+        vec![text_reply("first turn done")],
+    ];
+    let session = container.begin(&prompt("first", &steps));
+    container.replace_home();
+    let at = ["restore", &session, "--at", "turn:1.step:2"];
+    container.sessiond(&at).ok();
+    let next = prompt("second", &[vec![text_reply("second turn done")]]);
+    let resume = ["run", "--", "claude", "--resume", &session, "-p", &next];
+    container.sessiond(&resume).ok();
+    let request = model.last("second PLAN");
+    let text = conversation(&request).join("\n");
+    for (words, is_kept) in [
+        ("one-out", true),
+        ("both-out", true),
+        ("three-out", false),
+        ("first turn done", false),
+    ] {
+        // The plan in the prompt names the commands; only a result is a line of its own.
+        let is_result = request.body["messages"]
+            .to_string()
+            .contains(&format!("\"content\":\"{words}"));
+        assert_eq!(is_result, is_kept, "{words}: {text}");
+    }
+    let listed = container.sessiond(&["checkpoints", &session, "--json"]);
+    let listed = listed.ok().json();
+    let last = listed["checkpoints"].as_array().unwrap().last().unwrap();
+    assert_eq!(
+        (&last["status"], &last["step"]),
+        (&json!("completed"), &Value::Null)
     );
 }
 

@@ -127,8 +127,10 @@ impl Session {
             moves: Vec::new(),
             parts,
             checkpoints: Vec::new(),
+            keep_checkpoints: None,
             fork: None,
             rollback_to: None,
+            rollback_checkpoint: None,
             adopted: Vec::new(),
         };
         edit(&mut header);

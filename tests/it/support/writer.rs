@@ -77,6 +77,7 @@ pub fn capture_context(directory: Arc<dyn Directory>, logs: Logs) -> capture::Ca
         metadata_queue: None,
         counters: Arc::default(),
         flush_interval: Duration::from_millis(200),
+        checkpoints: capture::CheckpointPolicy::default(),
         max_concurrent_flushes: 8,
         limits: EntryLimits::default(),
         session_limit: capture::SessionLimit::default(),
