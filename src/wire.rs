@@ -60,7 +60,7 @@ pub struct Parts {
     /// The store without encryption: it returns objects as they are stored.
     unencrypted_store: Arc<dyn Store>,
     /// The agent's directory.
-    agent_directory: Option<Disk>,
+    pub agent_directory: Option<Disk>,
     /// The root: the agent's directory, or the mirror in it.
     root: Option<Arc<Disk>>,
 }

@@ -9,10 +9,13 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use tracing::field::Field;
 use tracing::{Level, Metadata, Subscriber};
 use tracing_subscriber::Layer;
+use tracing_subscriber::field::MakeExt;
 use tracing_subscriber::filter::{ParseError, Targets};
 use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::fmt::format::{Writer, debug_fn};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -21,7 +24,7 @@ use crate::cli::print;
 use crate::config::{LogFormat, OutputConfig};
 use crate::daemon::traces::Traces;
 use crate::error::{Error, Result};
-use crate::sys::terminal::{GuardedStderr, guard};
+use crate::sys::terminal::{GuardedStderr, clean, guard};
 
 /// Maximum number of lines in the summary of what was withheld: one for each kind of event.
 const MAX_SUMMARY_LINES: usize = 20;
@@ -71,13 +74,30 @@ where
         .with_writer(writer)
         .with_target(false);
     match format {
-        LogFormat::Text => lines.with_ansi(colors).with_filter(filter).boxed(),
+        LogFormat::Text => lines
+            .fmt_fields(debug_fn(write_field).delimited(" "))
+            .with_ansi(colors)
+            .with_filter(filter)
+            .boxed(),
         LogFormat::Json => lines
             .json()
             .flatten_event(true)
             .with_ansi(false)
             .with_filter(filter)
             .boxed(),
+    }
+}
+
+/// Writes the message or a field of a line. It may contain text from objects and transcripts.
+fn write_field(
+    writer: &mut Writer<'_>,
+    field: &Field,
+    value: &dyn std::fmt::Debug,
+) -> std::fmt::Result {
+    let value = clean(&format!("{value:?}"));
+    match field.name() {
+        "message" => write!(writer, "{value}"),
+        name => write!(writer, "{name}={value}"),
     }
 }
 

@@ -174,8 +174,22 @@ pub fn target_project(parts: &Parts, directory: &Path) -> Result<TargetProject> 
 
 /// The parts, with the rights of the user in `--owner`, if it is given.
 pub fn with_owner(parts: Parts, argument: Option<&str>) -> Result<Parts> {
-    match argument {
-        Some(text) => Ok(parts.with_owner(account::parse_owner(text)?)),
-        None => Ok(parts),
-    }
+    let Some(text) = argument else {
+        return Ok(parts);
+    };
+    let parts = parts.with_owner(account::parse_owner(text)?);
+    let Some(directory) = &parts.agent_directory else {
+        return Ok(parts);
+    };
+    // Otherwise the user could make root read a directory of somebody else: a link to it is enough.
+    let Some(found) = directory.foreign_owner() else {
+        return Ok(parts);
+    };
+    let root = directory.root().display();
+    Err(Error::usage(format!(
+        "invalid --owner value {text:?}: {root} belongs to user {found}"
+    ))
+    .hint(format!(
+        "run \"chown -R {text} {root}\", or remove --owner: new files then belong to user {found}"
+    )))
 }

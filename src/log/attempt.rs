@@ -35,6 +35,8 @@ pub(super) struct ReadAttempt<'a, S> {
     pub(super) seq: Seq,
     /// Its digest.
     pub(super) digest: Option<Digest>,
+    /// The raw bytes of the entries that were applied.
+    raw_bytes: u64,
     /// Number of objects read.
     pub(super) objects: usize,
     /// The merges and snapshots that were applied.
@@ -80,7 +82,8 @@ impl<'a, S: EntrySink + Send> ReadAttempt<'a, S> {
             origin,
             sink,
             seq: options.after,
-            digest: None,
+            digest: options.after_digest,
+            raw_bytes: 0,
             objects: 0,
             compacted: Vec::new(),
             branch_head: None,
@@ -110,7 +113,7 @@ impl<'a, S: EntrySink + Send> ReadAttempt<'a, S> {
             last = last.min(self.logs.branch_base(self.id, writer, segments).await?);
         }
         let mut order = ProtectionOrder::after(self.logs, self.id, listed, self.seq).await?;
-        let mut chain = EntryChain::new(self.id.to_string(), self.seq, None);
+        let mut chain = EntryChain::new(self.id.to_string(), self.seq, self.digest);
         let mut excluded = exclusions.excluded_segments(listed);
         loop {
             let granularity = self.options.granularity;
@@ -131,6 +134,9 @@ impl<'a, S: EntrySink + Send> ReadAttempt<'a, S> {
             }
             excluded.insert(segment.id());
             chain = EntryChain::new(self.id.to_string(), self.seq, self.digest);
+        }
+        if self.is_full() {
+            return Ok(());
         }
         if let Some((writer, mut segments)) = branch {
             if let LogPoint::Seq(seq) = self.options.at {
@@ -191,6 +197,9 @@ impl<'a, S: EntrySink + Send> ReadAttempt<'a, S> {
             {
                 return Ok(by_seq.get(&entry.header.seq).copied());
             }
+            if self.is_full() {
+                return Ok(None);
+            }
         }
         while let Some(entry) = chain
             .pop()
@@ -199,8 +208,16 @@ impl<'a, S: EntrySink + Send> ReadAttempt<'a, S> {
             if let Applied::AfterPoint = self.apply(&entry, &by_seq).await? {
                 return Ok(by_seq.get(&entry.header.seq).copied());
             }
+            if self.is_full() {
+                break;
+            }
         }
         Ok(None)
+    }
+
+    /// Whether it has read as many bytes as it may.
+    pub(super) fn is_full(&self) -> bool {
+        self.raw_bytes >= self.options.max_raw_bytes
     }
 
     async fn apply(
@@ -239,6 +256,7 @@ impl<'a, S: EntrySink + Send> ReadAttempt<'a, S> {
         self.compacted
             .extend(segment.filter(|segment| segment.is_compacted()));
         (self.seq, self.digest) = (header.seq, Some(entry.digest));
+        self.raw_bytes = self.raw_bytes.saturating_add(entry.body.len() as u64);
         if self.links.len() == MAX_LINKS {
             self.links.drain(..MAX_LINKS / 2);
         }

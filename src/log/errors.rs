@@ -2,7 +2,8 @@
 
 use super::read::ReadOutcome;
 use crate::error::{Error, Result};
-use crate::model::{EntryKind, LogId, LogPoint};
+use crate::model::limits::MAX_SEQ;
+use crate::model::{EntryKind, LogId, LogPoint, keys};
 
 /// The hint if not even the first entry is readable.
 pub const NO_UNDAMAGED_ENTRY: &str = "restore the object from a backup, or from an earlier object version if the bucket has versioning";
@@ -24,6 +25,17 @@ pub fn removed(id: &LogId, by: EntryKind) -> Error {
     Error::not_found(format!("{id} was removed or has expired")).hint(format!(
         "run \"sessiond undelete {}\" within the grace period to bring it back",
         id.name
+    ))
+}
+
+/// The log has an object with the highest number. No writer gets that far.
+pub fn full(id: &LogId) -> Error {
+    Error::corrupt(format!(
+        "{id} cannot be continued: an object has the highest number of an entry, {MAX_SEQ}"
+    ))
+    .hint(format!(
+        "delete the object {}; no sessiond has written it",
+        keys::entry(id, MAX_SEQ)
     ))
 }
 

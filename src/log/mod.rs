@@ -12,6 +12,7 @@ mod claim;
 pub mod errors;
 pub mod fence;
 mod fetch;
+pub mod foreign_files;
 pub mod fork;
 pub mod ledger;
 mod lineage;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::fetch::MAX_CONCURRENCY;
 use super::segments::{Granularity, SegmentId};
-use crate::model::{LogPoint, ResolvedPoint, Seq, WriterId};
+use crate::model::{Digest, LogPoint, ResolvedPoint, Seq, WriterId};
 
 /// What to read of a log.
 #[derive(Debug, Clone, Copy)]
@@ -14,8 +14,13 @@ pub struct ReadOptions<'a> {
     /// The writer whose branch to read: the log up to the entry that the branch continues from, and
     /// then the entries of the branch.
     pub branch: Option<&'a WriterId>,
-    /// Skip the entries up to this one; the link of the first entry is then not verified.
+    /// Skip the entries up to this one. The link of the first entry is verified if the digest is
+    /// given.
     pub after: Seq,
+    /// The digest of that entry.
+    pub after_digest: Option<Digest>,
+    /// Stop after the entry with which the raw bytes reach this number, as if it were the last one.
+    pub max_raw_bytes: u64,
     /// Few large segments, or every entry that exists.
     pub granularity: Granularity,
     /// Maximum number of objects in flight.
@@ -30,6 +35,8 @@ impl Default for ReadOptions<'_> {
             at: LogPoint::Latest,
             branch: None,
             after: 0,
+            after_digest: None,
+            max_raw_bytes: u64::MAX,
             granularity: Granularity::Coarse,
             concurrency: MAX_CONCURRENCY,
             excluding: None,

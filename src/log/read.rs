@@ -160,7 +160,10 @@ impl<'a> LogReader<'a> {
             .run(&self.listed, self.plan.exclusions())
             .instrument(tracing::info_span!(target: TRACE_TARGET, "fetch"))
             .await;
-        let done = done.and_then(|()| check_end(self.id, &self.options, attempt.seq, &self.listed));
+        let done = done.and_then(|()| match attempt.is_full() {
+            true => Ok(()),
+            false => check_end(self.id, &self.options, attempt.seq, &self.listed),
+        });
         let damage = match done {
             Ok(()) => None,
             Err(stop) => {

@@ -38,7 +38,7 @@ pub async fn verify(
     for id in &ids {
         logs.progress.start_log();
         let known = index.newest_entries(id).await;
-        let report = verify::verify(logs, id, &known, &scratch, deep).await?;
+        let report = verify::verify((logs, &*parts.profile), id, &known, &scratch, deep).await?;
         on_report(&report)?;
         reports.push(report);
     }

@@ -5,7 +5,8 @@
 
 use serde::de::IgnoredAny;
 
-use super::options::{Options, RestoreContext};
+use super::options::{Options, Purpose, RestoreContext};
+use super::ownership;
 use super::plan::{self, LedgerState};
 use super::report::RestoreReport;
 use super::write;
@@ -161,6 +162,7 @@ fn write_files(
         stored_bytes: 0,
         body,
     })?;
+    ownership::check_files(context, id, &mut assembler, Purpose::Restore)?;
     let known = LedgerState::default();
     let files = plan::plan_files(context, id, &assembler, &[], known, options)?;
     plan::check_conflicts(id, &files, options)?;

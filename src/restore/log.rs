@@ -21,6 +21,7 @@ use crate::log::read::{ReadOptions, ReadOutcome};
 use crate::log::witness::{ReadLinks, Witness, WitnessQuery};
 use crate::log::writer::WriteTarget;
 use crate::log::{errors, race, segments};
+use crate::model::limits::MAX_SEQ;
 use crate::model::{
     FileKind, FileStat, FileState, LogId, LogPoint, RelPath, ResolvedPoint, Seq, ToolCall,
 };
@@ -149,13 +150,21 @@ async fn read_and_write(
     // Before anything is written: a log without its newest entries may even look missing.
     let accepted_rollback = witness.check(&context.logs, id, &read.read_links()).await?;
     errors::check_point(id, options.point.at, &read)?;
+    if options.claim && read.head >= MAX_SEQ {
+        return Err(errors::full(id));
+    }
     if let Some(by) = read.sink.state.removed {
         return Err(errors::removed(id, by));
     }
     for damage in &read.redundant_damage {
         tracing::warn!(%damage, "an object is damaged; reading other segments that cover its entries");
     }
-    ownership::check_files(context, id, &mut read.sink, options.purpose)?;
+    ownership::check_files(context, id, &mut read.sink, options.purpose).map_err(|error| {
+        error.hint(format!(
+            "run \"sessiond pull {} --to DIR\" to fetch a copy without the file; nothing was changed",
+            id.name
+        ))
+    })?;
     let end = read_end(context, id, options, &read, assembler).await?;
     let mut prepared = write(context, id, options, read, end).await?;
     prepared.restored.report.accepted_rollback = accepted_rollback;
@@ -411,6 +420,10 @@ async fn prepare_up_to_date(
     options: &Options,
 ) -> Result<Option<Prepared>> {
     if !options.claim || !options.is_latest() || options.force || options.repair {
+        return Ok(None);
+    }
+    // A key may have been removed from the trusted ones since the ledger was written.
+    if context.logs.store.signatures().is_checked() {
         return Ok(None);
     }
     let Some(ledger) = Ledger::load(&*context.directory, &context.logs.store.address(), id) else {

@@ -195,6 +195,11 @@ impl SignaturePolicy {
         Ok(key)
     }
 
+    /// Whether an object without a signature of a trusted key is rejected.
+    pub fn is_checked(&self) -> bool {
+        !self.trusted_keys.is_empty()
+    }
+
     /// Number of trusted keys, and whether new objects are signed.
     pub fn summary(&self) -> (usize, bool) {
         (self.trusted_keys.len(), self.signing_key.is_some())

@@ -86,9 +86,15 @@ impl Disk {
 
     /// The user as whom such a library has to act: none if with the rights of the process.
     pub fn acting_user(&self) -> Option<Owner> {
+        self.location.acts_as
+    }
+
+    /// The owner of the directory, if it is not the user as whom this process acts.
+    pub fn foreign_owner(&self) -> Option<u32> {
         let user = self.location.acts_as?;
-        let owner = self.open_path(None).ok()?.metadata().ok()?.uid();
-        (owner == user.uid).then_some(user)
+        let root = beneath::open_absolute(&self.location.resolved, DIRECTORY, Mode::empty());
+        let found = File::from(root.ok()?).metadata().ok()?.uid();
+        (found != user.uid).then_some(found)
     }
 
     /// Runs a function with the rights that an access to the directory has.

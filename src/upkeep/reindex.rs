@@ -19,8 +19,14 @@ use crate::model::{
     FileKind, FileMove, ForkOrigin, LogId, LogPoint, ParsedTranscripts, RelPath, WriterId,
 };
 
-/// Number of entries that are recorded in one transaction.
+/// Maximum number of entries that are recorded in one transaction.
 const BATCH_SIZE: usize = 200;
+
+/// Raw bytes that are read before they are recorded. This bounds the memory for a long log.
+const MAX_RAW_BYTES: u64 = 4 << 20;
+
+/// Maximum number of objects in flight. Those after the last one that is recorded are read twice.
+const CONCURRENCY: usize = 4;
 
 /// Records the entries of a log that the index lacks; returns their number.
 pub async fn catch_up(
@@ -43,8 +49,8 @@ pub async fn catch_up(
     .with_context(|| format!("index {id}"))
 }
 
-/// Records the entries after `indexed`, or all of them. Rows of the log are deleted only after it
-/// was read.
+/// Records the entries after `indexed`, or all of them. Rows of the log are deleted only after its
+/// first entries were read.
 async fn index_log(
     logs: &Logs,
     index: &dyn Index,
@@ -53,55 +59,76 @@ async fn index_log(
     indexed: Option<u64>,
 ) -> Result<u64> {
     let mut recorded = 0;
+    let mut is_replaced = indexed.is_none();
+    let mut reader = TranscriptReader::default();
     // Indexed entries are not read again, so the first link is not checked; all others are.
-    let options = ReadOptions {
+    let mut options = ReadOptions {
         granularity: Granularity::Fine,
         after: indexed.unwrap_or(0),
+        concurrency: CONCURRENCY,
+        max_raw_bytes: MAX_RAW_BYTES,
         ..ReadOptions::default()
     };
-    let read = logs
-        .read_log(id, options, || RecordCollector {
-            id,
-            profile,
-            reader: TranscriptReader::default(),
-            records: Vec::new(),
-        })
-        .await?;
-    let damage = read.damage;
-    if indexed.is_none() {
-        index.delete_log(id).await?;
-    }
-    let mut records = read.sink.records;
-    for record in &mut records {
-        if let Some(fork) = record.header.fork.clone() {
-            record.transcripts = parse_fork_origin(logs, profile, id, &fork).await?;
-            record.header.parts = fork.files;
+    loop {
+        let read = logs
+            .read_log(id, options, || RecordCollector {
+                id,
+                profile,
+                reader: reader.clone(),
+                records: Vec::new(),
+            })
+            .await?;
+        reader = read.sink.reader;
+        if std::mem::take(&mut is_replaced) {
+            index.delete_log(id).await?;
         }
-    }
-    for batch in records.chunks(BATCH_SIZE) {
-        recorded += write_records(index, batch).await?;
-    }
-    if let Some(error) = damage {
-        return Err(error);
-    }
-    for writer in logs.list_branches(id).await? {
-        let mut records = Vec::new();
-        for segment in logs.list_branch_segments(id, &writer).await? {
-            if let Some(entry) = logs.read_segment(id, &segment, Some(&writer)).await? {
-                let branch = Some(writer.clone());
-                records.push(entry_record(
-                    &mut TranscriptReader::default(),
-                    profile,
-                    id,
-                    branch,
-                    &entry,
-                ));
+        let mut records = read.sink.records;
+        for record in &mut records {
+            if let Some(fork) = record.header.fork.clone() {
+                record.transcripts = parse_fork_origin(logs, profile, id, &fork).await?;
+                record.header.parts = fork.files;
             }
         }
-        recorded += write_records(index, &records).await?;
+        for batch in records.chunks(BATCH_SIZE) {
+            recorded += write_records(index, batch).await?;
+        }
+        if let Some(error) = read.damage {
+            return Err(error);
+        }
+        if read.seq >= read.head || read.seq == options.after {
+            break;
+        }
+        (options.after, options.after_digest) = (read.seq, read.digest);
+    }
+    for writer in logs.list_branches(id).await? {
+        recorded += index_branch(logs, index, profile, id, &writer).await?;
     }
     update_metadata(logs, index, id).await?;
     Ok(recorded)
+}
+
+/// Records the entries of a branch.
+async fn index_branch(
+    logs: &Logs,
+    index: &dyn Index,
+    profile: &dyn Profile,
+    id: &LogId,
+    writer: &WriterId,
+) -> Result<u64> {
+    let (mut records, mut raw_bytes, mut recorded) = (Vec::new(), 0, 0);
+    for segment in logs.list_branch_segments(id, writer).await? {
+        if let Some(entry) = logs.read_segment(id, &segment, Some(writer)).await? {
+            let mut reader = TranscriptReader::default();
+            let branch = Some(writer.clone());
+            records.push(entry_record(&mut reader, profile, id, branch, &entry));
+            raw_bytes += entry.body.len() as u64;
+        }
+        if raw_bytes >= MAX_RAW_BYTES {
+            recorded += write_records(index, &records).await?;
+            (records, raw_bytes) = (Vec::new(), 0);
+        }
+    }
+    Ok(recorded + write_records(index, &records).await?)
 }
 
 /// Parses the files that a fork starts with.

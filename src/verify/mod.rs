@@ -7,11 +7,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
+use crate::agent::Profile;
 use crate::codec::entry::Entry;
 use crate::error::{Error, ErrorContext, ErrorKind, Result};
 use crate::index::EntryRow;
 use crate::log::Logs;
 use crate::log::assemble::FileAssembler;
+use crate::log::foreign_files::find_foreign_files;
 use crate::log::fork::SessionRenamer;
 use crate::log::read::{EntrySink, ReadOptions, ReadOutcome};
 use crate::log::segments::{Granularity, Segment, SegmentKind, head, select_segments};
@@ -62,7 +64,7 @@ pub struct VerifyReport {
 /// log with the newest entries that the index knows. An error means that the log could not be
 /// checked; damage is part of the report.
 pub async fn verify(
-    logs: &Logs,
+    (logs, profile): (&Logs, &dyn Profile),
     id: &LogId,
     known: &[EntryRow],
     scratch: &dyn Directory,
@@ -70,6 +72,7 @@ pub async fn verify(
 ) -> Result<VerifyReport> {
     let checker = Checker {
         logs,
+        profile,
         id,
         scratch,
         stage: format!("verify-{:016x}", logs.rng.next()).parse()?,
@@ -97,6 +100,7 @@ pub fn is_lost(known: &[EntryRow]) -> bool {
 
 struct Checker<'a> {
     logs: &'a Logs,
+    profile: &'a dyn Profile,
     id: &'a LogId,
     scratch: &'a dyn Directory,
     stage: RelPath,
@@ -117,6 +121,8 @@ struct StateRecorder<'a> {
     applied: BTreeSet<Seq>,
     /// Those of `applied` that were merges or snapshots.
     compacted: BTreeSet<Seq>,
+    /// Files that a restore rejects, because they do not belong to the session.
+    foreign: Vec<RelPath>,
 }
 
 impl EntrySink for StateRecorder<'_> {
@@ -254,9 +260,16 @@ impl Checker<'_> {
                 recorded: BTreeMap::new(),
                 applied: BTreeSet::new(),
                 compacted: BTreeSet::new(),
+                foreign: Vec::new(),
             }
         };
-        let read = self.logs.read_log(self.id, options, recorder).await;
+        let mut read = self.logs.read_log(self.id, options, recorder).await;
+        if let Ok(read) = &mut read {
+            let assembler = &read.sink.assembler;
+            let found = find_foreign_files(self.profile, self.scratch, self.id, assembler)
+                .map_err(|cause| Error::io(format!("read the files of {}", self.id), cause))?;
+            read.sink.foreign = found.foreign;
+        }
         self.scratch
             .remove(&self.stage)
             .map_err(|cause| Error::io(format!("remove {}", self.stage), cause))?;
@@ -363,6 +376,9 @@ impl VerifyReport {
         }
         if let Some(error) = &read.damage {
             self.add_damage(sentence(error));
+        }
+        for path in &read.sink.foreign {
+            self.add_damage(format!("{path} is not a file of the session"));
         }
     }
 

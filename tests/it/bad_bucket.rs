@@ -287,7 +287,7 @@ fn a_path_outside_the_root_or_of_another_session_is_rejected() {
                 .await;
         });
     }
-    // Valid paths of files that are not part of this session: `verify` accepts their bytes.
+    // Valid paths of files that are not part of this session.
     for path in [
         "settings.json",
         ".credentials.json",
@@ -321,6 +321,15 @@ fn a_path_outside_the_root_or_of_another_session_is_rejected() {
         );
         assert_eq!((files_below(&root), paths_below(&root)), before, "{path}");
         assert!(!root.join(".sessiond/ledger").exists(), "{path}");
+        for args in [&["verify", SESSION][..], &["verify", "--deep", "--all"]] {
+            let verified = bucket.run(&root, args);
+            let text = String::from_utf8_lossy(&verified.stdout);
+            assert_eq!(verified.status.code(), Some(6), "{path}: {text}");
+            assert!(
+                text.contains(&format!("{path} is not a file of the session")),
+                "{path}: {text}"
+            );
+        }
     }
 }
 
@@ -650,6 +659,27 @@ fn a_number_that_no_writer_reaches_does_not_stop_a_reader() {
 }
 
 #[test]
+fn the_highest_number_stops_a_restore_before_it_writes_a_file() {
+    let bucket = local(async {
+        let bucket = Bucket::new().await;
+        let key = keys::entry(&bucket.storage.id(SESSION), 999_999_999_999);
+        let garbage = Bytes::from_static(b"garbage");
+        bucket.storage.store.put(&key, garbage).await.unwrap();
+        bucket
+    });
+    let root = bucket.root("full");
+    let before = paths_below(&root);
+    let restored = bucket.run(&root, &["restore", SESSION, "--salvage"]);
+    let text = String::from_utf8_lossy(&restored.stderr);
+    assert_eq!(restored.status.code(), Some(6), "{text}");
+    assert!(
+        text.contains("cannot be continued") && text.contains("log/999999999999.gz"),
+        "{text}"
+    );
+    assert_eq!(paths_below(&root), before);
+}
+
+#[test]
 fn numbers_in_a_header_are_bounded() {
     type Edit = fn(&mut Value);
     let edits: [(&str, Edit); 7] = [
@@ -969,12 +999,18 @@ fn text_from_a_bucket_cannot_control_the_terminal() {
             &[("projects/-w/s7.jsonl", &text)],
         )
         .await;
+        let pins = keys::pins_dir(&bucket.storage.id("s7"));
+        let key = format!("{pins}checkpoint.a\u{1b}[8mb.json");
+        let empty = Bytes::from_static(b"{}");
+        bucket.storage.store.put(&key, empty).await.unwrap();
         bucket
     });
     let root = bucket.home.home().join("agent");
     assert_eq!(bucket.run(&root, &["reindex"]).status.code(), Some(0));
     for args in [
         &["ls"][..],
+        &["checkpoints", "s7"],
+        &["gc", "--dry-run"],
         &["ls", "--json"],
         &["show", "s7"],
         &["show", "s7", "--json"],

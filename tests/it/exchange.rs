@@ -8,7 +8,9 @@ use std::process::Stdio;
 use std::time::{Duration, SystemTime};
 
 use sessiond::agent::Profile;
-use sessiond::exchange::import;
+use sessiond::codec::archive::Manifest;
+use sessiond::exchange::{import, pack};
+use sessiond::model::{FileKind, SessionMetadata};
 use sessiond::sys::Disk;
 
 use crate::support::TempHome;
@@ -299,16 +301,16 @@ async fn an_interrupted_import_continues() {
     let paths = ["projects/-w/s1.jsonl", "projects/-w/s1/tool-results/t.txt"];
     let files: Vec<_> = paths
         .iter()
-        .map(|path| (path.parse().unwrap(), sessiond::model::FileKind::Append))
+        .map(|path| (path.parse().unwrap(), FileKind::Append))
         .collect();
-    let manifest = sessiond::codec::archive::Manifest::new(
+    let manifest = Manifest::new(
         world.profile().name().clone(),
         "s1".parse().unwrap(),
         7,
         "2026-05-01T12:00:00Z".parse().unwrap(),
-        &sessiond::model::SessionMetadata::default(),
+        &SessionMetadata::default(),
     );
-    sessiond::exchange::pack(
+    pack(
         &Disk::new(world.root()),
         &files,
         manifest,
@@ -478,4 +480,53 @@ fn an_export_writes_to_files_pipes_and_devices_as_named() {
         piped.starts_with(&[0x1f, 0x8b])
             && directory.join("real.tar.gz").metadata().unwrap().len() > 1000
     );
+}
+
+#[test]
+fn restore_from_env_writes_only_files_of_the_session() {
+    let (backend, home) = (Backend::file(), TempHome::new());
+    let scratch = TempHome::new();
+    let directory = Disk::new(scratch.home());
+    let own = "projects/-work-app/s1.jsonl";
+    append(&scratch.home().join(own), LINE);
+    for foreign in [
+        "settings.json",
+        ".credentials.json",
+        "CLAUDE.md",
+        "hooks/x.sh",
+        ".sessiond/writer.key",
+        ".sessiond/ledger/default/claude-code/s9.json",
+        "projects/-work-app/s2.jsonl",
+    ] {
+        append(&scratch.home().join(foreign), "{}");
+        let files = [own, foreign].map(|path| (path.parse().unwrap(), FileKind::Append));
+        let manifest = Manifest::new(
+            "claude-code".parse().unwrap(),
+            "s1".parse().unwrap(),
+            7,
+            "2026-05-01T12:00:00Z".parse().unwrap(),
+            &SessionMetadata::default(),
+        );
+        let mut blob = Vec::new();
+        pack(&directory, &files, manifest, true, &mut blob).unwrap();
+        for arguments in [
+            &["restore", "--from-env"][..],
+            &["restore", "--from-env", "--force"],
+        ] {
+            let mut command = backend.command(&home, arguments);
+            command.env("AGENT_SESSION_ID", "s1").env(
+                "AGENT_SESSION_BLOB",
+                String::from_utf8(blob.clone()).unwrap(),
+            );
+            crate::support::backend::Ran(command.output().unwrap()).fails(
+                6,
+                &format!("{foreign} is not a file of session s1"),
+                "",
+            );
+        }
+        assert!(
+            files_below(&home.home().join(".claude")).is_empty(),
+            "{foreign}"
+        );
+    }
 }

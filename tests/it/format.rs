@@ -179,9 +179,15 @@ async fn snapshots_and_merges_replace_their_entries_in_the_recipe() {
     recover(&directory, &to);
     assert_eq!(all(&to), expected);
     assert_eq!(world.stored("s1").await.unwrap(), expected);
-    let verdict = verify(&logs, &id, &[], &Disk::new(world.path("scratch")), true)
-        .await
-        .unwrap();
+    let verdict = verify(
+        (&logs, world.profile()),
+        &id,
+        &[],
+        &Disk::new(world.path("scratch")),
+        true,
+    )
+    .await
+    .unwrap();
     assert_eq!(
         (verdict.damage, verdict.undamaged_to, verdict.objects),
         (vec![], 119, 28)

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use sessiond::log::ledger::Ledger;
 use sessiond::log::writer::{LogWriter, WriteTarget};
 use sessiond::model::LogId;
-use sessiond::sys::Disk;
+use sessiond::sys::{Directory, Disk};
 
 use crate::agents::{contains_text, objects};
 use crate::support::backend::{Backend, eventually, transcript};
@@ -172,6 +172,45 @@ fn with_an_owner_sessiond_has_only_its_rights() {
     assert!(stored.iter().any(|object| contains_text(object, "hello")));
     assert!(stored.iter().all(|object| !contains_text(object, SECRET)));
     assert_untouched(&victim);
+}
+
+#[test]
+fn with_an_owner_a_directory_of_somebody_else_is_rejected() {
+    if !is_root() {
+        return;
+    }
+    let (backend, home) = (Backend::file(), TempHome::new());
+    let victim = home.path().join("victim");
+    write(&victim.join("projects/-v/s1.jsonl"), SECRET);
+    chown(home.home(), Some(AGENT), Some(AGENT)).unwrap();
+    symlink(&victim, root(&home)).unwrap();
+    let owner = format!("{AGENT}:{AGENT}");
+    for arguments in [
+        &["run", "--owner", &owner, "--", "true"][..],
+        &["daemon", "--owner", &owner],
+        &["restore", "s1", "--owner", &owner],
+    ] {
+        backend
+            .run(&home, arguments)
+            .fails(2, "belongs to user 0", "chown");
+    }
+    assert!(!victim.join(".sessiond").exists());
+    let stored = objects(&backend.path().join("bucket"));
+    assert!(stored.iter().all(|object| !contains_text(object, SECRET)));
+    // The user replaces the directory later.
+    let moved = home.path().join("moved");
+    std::fs::create_dir(&moved).unwrap();
+    let disk = Disk::new(&moved).on_behalf_of(
+        Some(sessiond::sys::Owner {
+            uid: AGENT,
+            gid: AGENT,
+        }),
+        true,
+    );
+    assert_eq!(
+        disk.list(None).unwrap_err().kind(),
+        std::io::ErrorKind::PermissionDenied
+    );
 }
 
 /// A ledger of the session that says what the agent wants it to say.

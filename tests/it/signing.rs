@@ -277,3 +277,25 @@ fn keys_rotate_and_a_reader_cannot_write_by_mistake() {
         .run(&TempHome::new(), &["ls"])
         .fails(2, "--trust-key value \"\": it is empty", "unset");
 }
+
+#[test]
+fn a_key_that_is_no_longer_trusted_is_rejected_on_the_machine_that_used_it() {
+    let mut backend = Backend::file();
+    let (kept, stolen) = (
+        signing_key(&backend, "kept.key"),
+        signing_key(&backend, "stolen.key"),
+    );
+    let home = TempHome::new();
+    backend.sign(Some(&stolen), &[&kept, &stolen]);
+    stream(&backend, &home, &conversation(1));
+    backend.run(&home, &["restore", "s1"]).ok();
+    backend.sign(Some(&kept), &[&kept]);
+    for (arguments, code) in [
+        (&["restore", "s1"][..], 6),
+        (&["run", "--session", "s1", "--", "true"], 8),
+    ] {
+        backend
+            .run(&home, arguments)
+            .fails(code, "which is not a trusted key", "--trust-key");
+    }
+}

@@ -66,9 +66,11 @@ impl<'a> Access<'a> {
             return Ok(access);
         };
         let root = File::from(access.open("", DIRECTORY)?);
-        // In a directory of another user, its owner could not create files.
-        if root.metadata()?.uid() != user.uid {
-            return Ok(access);
+        let found = root.metadata()?.uid();
+        // The user can put a directory of somebody else in the place of the root.
+        if found != user.uid {
+            let why = format!("it belongs to user {found}, not to user {}", user.uid);
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
         }
         match ActingAs::start(user) {
             Ok(acting) => {
