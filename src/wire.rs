@@ -31,7 +31,6 @@ use crate::store::limited::ConcurrencyLimited;
 use crate::store::retrying::RetryingReads;
 use crate::store::s3::{S3Settings, S3Store, Sse};
 use crate::store::signature::{SignaturePolicy, SignatureSettings};
-use crate::sys::private_file::is_open_to_others;
 use crate::sys::{Disk, Owner, Rng, SystemClock, SystemRng};
 
 /// Default number of concurrent flushes.
@@ -440,22 +439,10 @@ fn load_signatures(settings: &Settings) -> Result<SignaturePolicy> {
 }
 
 fn load_keyring(settings: &Settings) -> Result<Keyring> {
-    let keyring = Keyring::load(&KeySettings {
+    Keyring::load(&KeySettings {
         recipients: settings.encryption.encrypt_to.clone(),
         identity_files: settings.encryption.identity.clone(),
-    })?;
-    for path in &settings.encryption.identity {
-        if is_open_to_others(path).unwrap_or(false) {
-            let path = path.display().to_string();
-            return Err(Error::usage(format!(
-                "invalid --identity value {path:?}: other users can read or change the file"
-            ))
-            .hint(format!(
-                "run \"chmod 600 {path}\"; for a Kubernetes secret, set defaultMode to 0400"
-            )));
-        }
-    }
-    Ok(keyring)
+    })
 }
 
 /// The index as a witness. A file that does not exist yet knows nothing, and is not created.

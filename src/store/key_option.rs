@@ -4,6 +4,7 @@ use std::path::Path;
 use std::str::FromStr;
 
 use crate::error::{Error, Result};
+use crate::sys::private_file::is_open_to_others;
 
 /// The prefixes of secret keys, which are never part of an error.
 const SECRET_PREFIXES: [&str; 2] = ["AGE-SECRET-KEY-", "SESSIOND-SIGNING-KEY-"];
@@ -21,6 +22,24 @@ impl KeyOption {
     /// The error for an invalid value.
     pub(in crate::store) fn invalid(&self, value: &str, why: &str) -> Error {
         Error::usage(format!("invalid {} value {value:?}: {why}", self.name))
+    }
+
+    /// Reads a file with one secret key per line, which other users must not read or change.
+    pub(in crate::store) fn read_secret_file<T: FromStr<Err = &'static str>>(
+        &self,
+        path: &Path,
+        keys: &mut Vec<T>,
+    ) -> Result<()> {
+        let text = path.to_string_lossy();
+        self.read_file(&text, path, keys)?;
+        if is_open_to_others(path).unwrap_or(false) {
+            return Err(self
+                .invalid(&text, "other users can read or change the file")
+                .hint(format!(
+                    "run \"chmod 600 {text}\"; for a Kubernetes secret, set defaultMode to 0400"
+                )));
+        }
+        Ok(())
     }
 
     /// Reads a file with one key per line. No error contains a line of the file, because it may be

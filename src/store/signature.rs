@@ -178,7 +178,7 @@ impl SignaturePolicy {
 
     fn load_signing_key(&self, path: &Path) -> Result<SigningKey> {
         let (text, mut found) = (path.to_string_lossy(), Vec::<SigningKey>::new());
-        SIGNING_KEY.read_file(&text, path, &mut found)?;
+        SIGNING_KEY.read_secret_file(path, &mut found)?;
         let Some(key) = found.pop().filter(|_| found.is_empty()) else {
             return Err(SIGNING_KEY
                 .invalid(&text, "the file must contain exactly one signing key")
@@ -321,7 +321,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let signing_key = signing.map(|text| {
             let path = directory.path().join("signing.key");
-            std::fs::write(&path, text).unwrap();
+            crate::sys::private_file::write(&path, text);
             path
         });
         SignaturePolicy::load(&SignatureSettings {

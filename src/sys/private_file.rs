@@ -9,3 +9,11 @@ use std::path::Path;
 pub fn is_open_to_others(path: &Path) -> io::Result<bool> {
     Ok(std::fs::metadata(path)?.mode() & 0o006 != 0)
 }
+
+/// Writes a file that only its owner can read, for tests.
+#[cfg(test)]
+pub fn write(path: &Path, content: &str) {
+    use std::os::unix::fs::PermissionsExt as _;
+    std::fs::write(path, content).unwrap();
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).unwrap();
+}

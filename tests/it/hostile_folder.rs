@@ -358,19 +358,29 @@ fn other_processes_of_the_user_cannot_read_the_memory() {
 }
 
 #[test]
-fn an_identity_that_others_can_read_is_refused() {
+fn secret_keys_that_others_can_read_are_refused() {
     let (backend, home) = (Backend::file(), TempHome::new());
-    let key = home.path().join("key");
-    let path = key.display().to_string();
-    backend.run(&home, &["keygen", "-o", &path]).ok();
-    let list = ["ls", "--identity", &path];
-    backend.run(&home, &list).ok();
-    std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o644)).unwrap();
-    backend.run(&home, &list).fails(
-        2,
-        "other users can read or change the file",
-        &format!("chmod 600 {path}"),
-    );
+    for (option, keygen) in [
+        ("--identity", &["keygen", "-o"][..]),
+        ("--signing-key", &["keygen", "--signing", "-o"]),
+    ] {
+        let key = home.path().join(option);
+        let path = key.display().to_string();
+        backend.run(&home, &[keygen, &[&path]].concat()).ok();
+        let list = ["ls", option, &path];
+        backend.run(&home, &list).ok();
+        for mode in [0o604, 0o602, 0o644] {
+            std::fs::set_permissions(&key, std::fs::Permissions::from_mode(mode)).unwrap();
+            backend.run(&home, &list).fails(
+                2,
+                &format!("invalid {option} value {path:?}: other users can read or change"),
+                &format!("chmod 600 {path}"),
+            );
+        }
+        // A group may share a key, as Kubernetes does with a secret.
+        std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o440)).unwrap();
+        backend.run(&home, &list).ok();
+    }
 }
 
 #[test]

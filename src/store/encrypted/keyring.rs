@@ -69,7 +69,7 @@ impl Keyring {
         for path in &settings.identity_files {
             let count = keyring.identities.len();
             let text = path.to_string_lossy();
-            IDENTITY.read_file(&text, path, &mut keyring.identities)?;
+            IDENTITY.read_secret_file(path, &mut keyring.identities)?;
             if keyring.identities.len() == count {
                 return Err(IDENTITY
                     .invalid(&text, "the file contains no identity")
@@ -239,6 +239,7 @@ fn file_text(identity: &Identity) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys::private_file;
 
     fn settings(recipients: &[&str], identity_files: &[&Path]) -> KeySettings {
         KeySettings {
@@ -258,7 +259,7 @@ mod tests {
             directory.path().join("keys.txt"),
             directory.path().join("team"),
         );
-        std::fs::write(&keys, format!("{one}\n{other}")).unwrap();
+        private_file::write(&keys, &format!("{one}\n{other}"));
         std::fs::write(&team, format!("# the team\n\n  {first}\n{second}\n")).unwrap();
         let at = format!("@{}", team.display());
         let keyring = Keyring::load(&settings(&[&at], &[])).unwrap();
@@ -294,7 +295,7 @@ mod tests {
         let (file, recipient) = generate();
         let secret = file.lines().last().unwrap();
         let path = directory.path().join("key.txt");
-        std::fs::write(&path, format!("# a note\n{secret}x\n")).unwrap();
+        private_file::write(&path, &format!("# a note\n{secret}x\n"));
         let error = Keyring::load(&settings(&[], &[&path])).err().unwrap();
         assert!(
             error.to_string().contains("line 2") && !error.to_string().contains(secret),

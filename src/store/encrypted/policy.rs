@@ -277,7 +277,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let (file, recipient) = generate();
         let path = directory.path().join("key.txt");
-        std::fs::write(&path, file).unwrap();
+        crate::sys::private_file::write(&path, &file);
         let policy = |recipients: &[&str], identity_files: &[&std::path::Path]| {
             let settings = KeySettings {
                 recipients: recipients.iter().map(ToString::to_string).collect(),
