@@ -1,7 +1,7 @@
 //! A conversation for display: the messages of all transcripts, each sub-agent below the call that
 //! started it.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 use jiff::Timestamp;
 use serde::Serialize;
@@ -155,15 +155,14 @@ struct ThreadTree {
 impl ThreadTree {
     fn new(threads: BTreeMap<Option<String>, Vec<DisplayMessage>>) -> ThreadTree {
         let mut children: BTreeMap<ThreadPosition, Vec<String>> = BTreeMap::new();
-        let mut used: BTreeSet<ThreadPosition> = BTreeSet::new();
         let mut agents: Vec<(&String, &Vec<DisplayMessage>)> = threads
             .iter()
             .filter_map(|(name, thread)| Some((name.as_ref()?, thread)))
             .collect();
         agents.sort_by_key(|(name, thread)| (thread.first().map(|first| first.position), *name));
+        let mut parents = ParentSearch::new(&threads);
         for (name, thread) in agents {
-            let parent = parent_of(&threads, name, thread, &used);
-            used.insert(parent.clone());
+            let parent = parents.parent_of(name, thread);
             children.entry(parent).or_default().push(name.clone());
         }
         ThreadTree { threads, children }
@@ -223,35 +222,141 @@ struct OpenThread {
 /// Maximum depth that is shown. Deeper sub-agents are indented as if they had this depth.
 const MAX_DEPTH: usize = 16;
 
-/// The message that a sub-agent follows: the call with the sub-agent's prompt, or else the last
-/// call before its first message.
-fn parent_of(
-    threads: &BTreeMap<Option<String>, Vec<DisplayMessage>>,
-    name: &str,
-    thread: &[DisplayMessage],
-    used: &BTreeSet<ThreadPosition>,
-) -> ThreadPosition {
-    let first = thread.first();
-    let others = threads
-        .iter()
-        .filter(|(other, _)| other.as_deref() != Some(name));
-    if let Some(prompt) = first.and_then(|first| first.prompt_hash) {
-        let mut calls = others.flat_map(|(other, thread)| {
-            let calls = thread
-                .iter()
-                .enumerate()
-                .filter(move |(_, message)| message.starts_agent_with(prompt));
-            calls.map(move |(index, _)| (other.clone(), index))
-        });
-        if let Some(found) = calls.find(|position| !used.contains(position)) {
-            return found;
+/// Finds the message that each sub-agent follows. Transcripts determine how many sub-agents there are,
+/// so the search of one must not read all messages.
+struct ParentSearch<'t> {
+    /// The calls that start a sub-agent and have none yet, by the hash of the prompt.
+    calls: HashMap<u64, VecDeque<(&'t Option<String>, usize)>>,
+    /// The messages of the main thread, in order.
+    main: &'t [DisplayMessage],
+    /// The last message with a call up to each message of the main thread.
+    last_calls: Vec<Option<usize>>,
+    /// The messages that a sub-agent follows already.
+    used: HashSet<(&'t Option<String>, usize)>,
+}
+
+impl<'t> ParentSearch<'t> {
+    fn new(threads: &'t BTreeMap<Option<String>, Vec<DisplayMessage>>) -> ParentSearch<'t> {
+        let mut calls: HashMap<u64, VecDeque<_>> = HashMap::new();
+        for (name, thread) in threads {
+            for (index, message) in thread.iter().enumerate() {
+                for prompt in message.agent_prompts() {
+                    calls.entry(prompt).or_default().push_back((name, index));
+                }
+            }
+        }
+        let main = threads.get(&None).map_or(&[][..], Vec::as_slice);
+        let last_calls = main
+            .iter()
+            .enumerate()
+            .scan(None, |last, (index, message)| {
+                if message.calls().next().is_some() {
+                    *last = Some(index);
+                }
+                Some(*last)
+            });
+        ParentSearch {
+            calls,
+            main,
+            last_calls: last_calls.collect(),
+            used: HashSet::new(),
         }
     }
-    let main = threads.get(&None).map_or(&[][..], Vec::as_slice);
-    let started = first.map_or(i64::MAX, |first| first.position);
-    let last_call = main
-        .iter()
-        .rposition(|message| message.position <= started && message.calls().next().is_some());
-    let last_message = || main.iter().rposition(|message| message.position <= started);
-    (None, last_call.or_else(last_message).unwrap_or(0))
+
+    /// The message that a sub-agent follows: the call with the sub-agent's prompt, or else the last
+    /// call before its first message.
+    fn parent_of(&mut self, name: &str, thread: &[DisplayMessage]) -> ThreadPosition {
+        let first = thread.first();
+        let prompt = first.and_then(|first| first.prompt_hash);
+        let (parent, index) = prompt
+            .and_then(|prompt| self.take_call(name, prompt))
+            .unwrap_or_else(|| {
+                let started = first.map_or(i64::MAX, |first| first.position);
+                let end = self
+                    .main
+                    .partition_point(|message| message.position <= started);
+                let last_message = end.checked_sub(1);
+                let last_call = last_message.and_then(|last| self.last_calls[last]);
+                (&None, last_call.or(last_message).unwrap_or(0))
+            });
+        self.used.insert((parent, index));
+        (parent.clone(), index)
+    }
+
+    /// Takes the first call with this prompt in another thread.
+    fn take_call(&mut self, name: &str, prompt: u64) -> Option<(&'t Option<String>, usize)> {
+        let calls = self.calls.get_mut(&prompt)?;
+        let mut own = 0;
+        while let Some(call) = calls.get(own).copied() {
+            if call.0.as_deref() == Some(name) {
+                own += 1;
+            } else {
+                calls.remove(own);
+                if !self.used.contains(&call) {
+                    return Some(call);
+                }
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Role;
+
+    fn message(position: i64, sub_agent: Option<String>, prompt: Option<u64>) -> DisplayMessage {
+        DisplayMessage {
+            position,
+            message_id: None,
+            role: Role::User,
+            kind: "user".into(),
+            at: None,
+            model: None,
+            sub_agent,
+            key: 0,
+            prompt_hash: prompt,
+            blocks: Vec::new(),
+        }
+    }
+
+    fn call(position: i64, sub_agent: Option<String>, prompt: u64) -> DisplayMessage {
+        let call = DisplayBlock::ToolCall {
+            id: String::new(),
+            name: "Task".into(),
+            input: String::new(),
+            prompt_hash: Some(prompt),
+        };
+        DisplayMessage {
+            blocks: vec![call],
+            ..message(position, sub_agent, None)
+        }
+    }
+
+    /// Each of many sub-agents starts the next one. A search through all messages for each of them
+    /// would take hours.
+    #[test]
+    fn a_hundred_thousand_nested_sub_agents_are_threaded() {
+        const AGENTS: u64 = 100_000;
+        for has_same_prompt in [false, true] {
+            let prompt = |agent: u64| if has_same_prompt { 7 } else { agent };
+            let name = |agent: u64| Some(format!("agent-{agent:06}"));
+            let mut threads = BTreeMap::from([(None, vec![call(0, None, prompt(1))])]);
+            for agent in 1..=AGENTS {
+                let position = i64::try_from(agent).unwrap() * 2;
+                let mut thread = vec![message(position, name(agent), Some(prompt(agent)))];
+                thread.push(call(position + 1, name(agent), prompt(agent + 1)));
+                threads.insert(name(agent), thread);
+            }
+            let messages = ThreadTree::new(threads).flatten();
+            let positions: Vec<i64> = messages
+                .iter()
+                .map(|shown| shown.message.position)
+                .collect();
+            assert_eq!(messages.len() as u64, 1 + 2 * AGENTS);
+            assert!(positions.is_sorted(), "the same prompt: {has_same_prompt}");
+            assert_eq!(messages[3].depth, 2);
+        }
+    }
 }

@@ -156,10 +156,11 @@ impl DisplayMessage {
         })
     }
 
-    /// Whether one of its calls starts a sub-agent with a prompt of this hash.
-    pub fn starts_agent_with(&self, prompt: u64) -> bool {
-        self.blocks.iter().any(|block| {
-            matches!(block, DisplayBlock::ToolCall { prompt_hash: Some(hash), .. } if *hash == prompt)
+    /// The hashes of the prompts of the sub-agents that its calls start.
+    pub fn agent_prompts(&self) -> impl Iterator<Item = u64> {
+        self.blocks.iter().filter_map(|block| match block {
+            DisplayBlock::ToolCall { prompt_hash, .. } => *prompt_hash,
+            _ => None,
         })
     }
 }
