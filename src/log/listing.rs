@@ -46,12 +46,11 @@ impl Logs {
     pub async fn list_compacted_segments(&self, id: &LogId) -> Result<Vec<Segment>> {
         let (snapshots, merges) = (keys::snapshots_dir(id), keys::merges_dir(id));
         let listed = try_join(
-            store::list_objects(&*self.store, &snapshots, None),
-            store::list_objects(&*self.store, &merges, None),
+            list_kind(&*self.store, &snapshots, None, SegmentKind::Snapshot),
+            list_kind(&*self.store, &merges, None, SegmentKind::Merge),
         );
-        let (snapshots, merges) = listed.await.with_context(|| format!("list {id}"))?;
-        let mut segments = to_segments(&snapshots, SegmentKind::Snapshot);
-        segments.extend(to_segments(&merges, SegmentKind::Merge));
+        let (mut segments, merges) = listed.await.with_context(|| format!("list {id}"))?;
+        segments.extend(merges);
         Ok(segments)
     }
 
@@ -108,17 +107,22 @@ impl Logs {
             return self.list_newest_segments(id).await;
         }
         if segments.is_empty() || !is_active(Mutation::IgnoreEntriesAfterMerge) {
-            segments.extend(to_segments(&entries.objects, SegmentKind::Entry));
+            let entries = entries.objects.iter();
+            segments.extend(entries.filter_map(|object| to_segment(object, SegmentKind::Entry)));
         }
         Ok(segments)
     }
 
     async fn list_entry_segments(&self, id: &LogId, after: Seq) -> Result<Vec<Segment>> {
         let after = (after > 0).then(|| keys::entry(id, after));
-        let objects = store::list_objects(&*self.store, &keys::entries_dir(id), after)
-            .await
-            .with_context(|| format!("list {id}"))?;
-        Ok(to_segments(&objects, SegmentKind::Entry))
+        list_kind(
+            &*self.store,
+            &keys::entries_dir(id),
+            after,
+            SegmentKind::Entry,
+        )
+        .await
+        .with_context(|| format!("list {id}"))
     }
 
     /// The segments of a branch, in order.
@@ -127,10 +131,14 @@ impl Logs {
         id: &LogId,
         writer: &WriterId,
     ) -> Result<Vec<Segment>> {
-        let objects = store::list_objects(&*self.store, &keys::branch_dir(id, writer), None)
-            .await
-            .with_context(|| format!("list branch {writer} of {id}"))?;
-        Ok(to_segments(&objects, SegmentKind::Entry))
+        list_kind(
+            &*self.store,
+            &keys::branch_dir(id, writer),
+            None,
+            SegmentKind::Entry,
+        )
+        .await
+        .with_context(|| format!("list branch {writer} of {id}"))
     }
 
     /// The writers that have a branch of a log.
@@ -145,20 +153,28 @@ impl Logs {
     }
 }
 
-fn to_segments(objects: &[store::Object], kind: SegmentKind) -> Vec<Segment> {
-    let segment = |object: &store::Object| {
-        let (first_seq, last_seq) = match kind {
-            SegmentKind::Entry => keys::entry_seq(&object.key).map(|seq| (seq, seq)),
-            SegmentKind::Merge => keys::merge_range(&object.key),
-            SegmentKind::Snapshot => keys::snapshot_seq(&object.key).map(|seq| (1, seq)),
-        }?;
-        Some(Segment {
-            first_seq,
-            last_seq,
-            kind,
-            size: object.size,
-            modified: object.modified,
-        })
-    };
-    objects.iter().filter_map(segment).collect()
+/// The segments of one kind in a directory, starting after the key `after`.
+async fn list_kind(
+    store: &dyn Store,
+    directory: &str,
+    after: Option<String>,
+    kind: SegmentKind,
+) -> Result<Vec<Segment>> {
+    store::list_mapped(store, directory, after, |object| to_segment(&object, kind)).await
+}
+
+/// The segment of an object; none for a foreign object.
+fn to_segment(object: &store::Object, kind: SegmentKind) -> Option<Segment> {
+    let (first_seq, last_seq) = match kind {
+        SegmentKind::Entry => keys::entry_seq(&object.key).map(|seq| (seq, seq)),
+        SegmentKind::Merge => keys::merge_range(&object.key),
+        SegmentKind::Snapshot => keys::snapshot_seq(&object.key).map(|seq| (1, seq)),
+    }?;
+    Some(Segment {
+        first_seq,
+        last_seq,
+        kind,
+        size: object.size,
+        modified: object.modified,
+    })
 }

@@ -38,6 +38,11 @@ pub const MAX_SEGMENT_LEN: u64 = MAX_RAW_BYTES + MAX_HEADER_LEN + (8 << 20);
 /// Maximum size of any other object, such as metadata: 64 labels have up to 75 kB.
 pub const MAX_RECORD_LEN: u64 = 1 << 20;
 
+/// Maximum number of objects, or of directories, in one directory of the store: the entries of a
+/// session that changes every second for eleven days without garbage collection. It bounds the memory
+/// of a listing.
+pub const MAX_LISTED: usize = 1_000_000;
+
 /// Maximum length of a file: that of ext4.
 pub const MAX_FILE_LEN: u64 = 16 << 40;
 

@@ -17,7 +17,7 @@ use bytes::Bytes;
 use jiff::Timestamp;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::model::keys;
+use crate::model::{keys, limits};
 
 /// The result of a conditional create.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -128,9 +128,23 @@ pub async fn list_objects(
     directory: &str,
     after: Option<String>,
 ) -> Result<Vec<Object>> {
-    let mut objects = Vec::new();
-    list_pages(store, directory, after, |page| objects.extend(page.objects)).await?;
-    Ok(objects)
+    list_mapped(store, directory, after, Some).await
+}
+
+/// Lists the objects directly below `directory`, starting after the key `after`, and keeps only what
+/// `map` makes of them.
+pub async fn list_mapped<T: Send>(
+    store: &dyn Store,
+    directory: &str,
+    after: Option<String>,
+    map: impl Fn(Object) -> Option<T> + Send + Sync,
+) -> Result<Vec<T>> {
+    let mut mapped = Vec::new();
+    list_pages(store, directory, after, |page| {
+        mapped.extend(page.objects.into_iter().filter_map(&map));
+    })
+    .await?;
+    Ok(mapped)
 }
 
 /// Lists all directories directly below `prefix`.
@@ -149,12 +163,86 @@ async fn list_pages(
     mut after: Option<String>,
     mut add: impl FnMut(ListPage) + Send,
 ) -> Result<()> {
+    let (mut objects, mut directories) = (0, 0);
     loop {
         let mut page = store.list(prefix, after.as_deref()).await?;
+        objects += page.objects.len();
+        directories += page.directories.len();
+        if objects.max(directories) > limits::MAX_LISTED {
+            return Err(too_many(prefix));
+        }
         after = page.next.take();
         add(page);
         if after.is_none() {
             return Ok(());
+        }
+    }
+}
+
+fn too_many(prefix: &str) -> Error {
+    Error::corrupt(format!(
+        "cannot list {prefix}: it has more than {} objects",
+        limits::MAX_LISTED
+    ))
+    .hint(format!(
+        "delete the objects below {prefix} that sessiond did not write, and run \"sessiond gc\" more often"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A bucket in which every listing goes on for ever.
+    struct EndlessStore;
+
+    #[async_trait]
+    impl Store for EndlessStore {
+        async fn create(&self, _: &str, _: Bytes) -> Result<CreateOutcome> {
+            Ok(CreateOutcome::Created)
+        }
+
+        async fn put(&self, _: &str, _: Bytes) -> Result<()> {
+            Ok(())
+        }
+
+        async fn get(&self, _: &str) -> Result<Option<Bytes>> {
+            Ok(None)
+        }
+
+        async fn list(&self, prefix: &str, _: Option<&str>) -> Result<ListPage> {
+            let object = Object {
+                key: format!("{prefix}000000000001.gz"),
+                size: 1,
+                modified: Timestamp::UNIX_EPOCH,
+            };
+            Ok(ListPage {
+                objects: vec![object; 1000],
+                directories: vec![format!("{prefix}s/"); 1000],
+                next: Some(prefix.to_owned()),
+            })
+        }
+
+        async fn delete(&self, _: &str) -> Result<()> {
+            Ok(())
+        }
+
+        fn has_atomic_create(&self) -> Option<bool> {
+            Some(true)
+        }
+
+        fn address(&self) -> String {
+            "endless".into()
+        }
+    }
+
+    #[tokio::test]
+    async fn a_listing_of_millions_of_keys_ends_with_an_error() {
+        let objects = list_mapped(&EndlessStore, "a/log/", None, |object| Some(object.size));
+        let directories = list_dirs(&EndlessStore, "a/");
+        for error in [objects.await.unwrap_err(), directories.await.unwrap_err()] {
+            assert_eq!(error.kind(), ErrorKind::Corrupt);
+            assert!(error.to_string().contains("more than 1000000"), "{error}");
         }
     }
 }

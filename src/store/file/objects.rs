@@ -3,7 +3,7 @@
 //! Owns the mapping of keys to files, and the order of system calls that makes an acknowledged
 //! write atomic and durable. Does not own the system calls (`disk`).
 
-use std::collections::HashSet;
+use std::collections::{BinaryHeap, HashSet};
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
@@ -159,7 +159,8 @@ impl ObjectDirectory {
         } else {
             format!("{directory}/")
         };
-        let mut keys = Vec::new();
+        // Only the first keys are kept: a directory can have millions of files.
+        let mut keys = BinaryHeap::new();
         for entry in entries {
             let entry = entry.map_err(failed)?;
             let Ok(name) = entry.file_name().into_string() else {
@@ -169,16 +170,21 @@ impl ObjectDirectory {
             if !name.starts_with(name_prefix) || is_internal {
                 continue;
             }
-            let slash = if entry.path().is_dir() { "/" } else { "" };
+            let kind = entry.file_type().map_err(failed)?;
+            let is_directory = kind.is_dir() || kind.is_symlink() && entry.path().is_dir();
+            let slash = if is_directory { "/" } else { "" };
             let key = format!("{base}{name}{slash}");
             if after.is_none_or(|after| key.as_str() > after) {
                 keys.push(key);
+            }
+            if keys.len() > MAX_PAGE + 1 {
+                keys.pop();
             }
         }
         if keys.is_empty() {
             self.check_identity()?;
         }
-        keys.sort_unstable();
+        let mut keys = keys.into_sorted_vec();
         let has_more = keys.len() > MAX_PAGE;
         keys.truncate(MAX_PAGE);
         self.page(keys, has_more)
