@@ -5,8 +5,9 @@
 //! headers, other bytes. `fuzz/run any-bucket` runs it for a while; the test below runs the attacks in
 //! `fuzz/buckets` and a few random buckets. `SESSIOND_FUZZ_SEED=N` repeats one bucket.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::LazyLock;
@@ -275,36 +276,55 @@ fn check(objects: &Objects) -> Vec<String> {
     for arguments in commands {
         wrong.extend(run(&home, arguments).err());
     }
-    let allowed = ["store", "home/root", "pulled", "raw", "index.db", "tmp"];
-    let is_allowed = |path: &Path| {
-        allowed.iter().any(|prefix| path.starts_with(prefix))
-            || path.to_string_lossy().starts_with("index.db")
-    };
-    for path in tree(home.path()).difference(&before) {
-        if !is_allowed(&path.0) {
-            wrong.push(format!("{} was written", path.0.display()));
+    let after = tree(home.path());
+    for (path, item) in &after {
+        if before.get(path) != Some(item) {
+            wrong.push(format!("{} was written", path.display()));
         }
+    }
+    for path in before.keys().filter(|path| !after.contains_key(*path)) {
+        wrong.push(format!("{} was removed", path.display()));
     }
     wrong
 }
 
-/// Every path below a directory, with its length.
-fn tree(root: &Path) -> BTreeSet<(PathBuf, u64)> {
-    let mut all = BTreeSet::new();
+/// Whether the commands may write to a path.
+fn is_target(path: &Path) -> bool {
+    ["store", "home/root", "pulled", "raw", "tmp"]
+        .iter()
+        .any(|prefix| path.starts_with(prefix))
+        || path.to_string_lossy().starts_with("index.db")
+}
+
+/// A file with its mode and content, or a link with its target.
+#[derive(PartialEq)]
+enum Item {
+    Directory,
+    Link(PathBuf),
+    File(u32, Vec<u8>),
+}
+
+/// Every path below a directory to which the commands may not write.
+fn tree(root: &Path) -> BTreeMap<PathBuf, Item> {
+    let mut all = BTreeMap::new();
     let mut open = vec![root.to_owned()];
     while let Some(directory) = open.pop() {
-        for item in std::fs::read_dir(&directory)
-            .into_iter()
-            .flatten()
-            .flatten()
-        {
-            let metadata = std::fs::symlink_metadata(item.path()).unwrap();
-            if metadata.is_dir() {
-                open.push(item.path());
-            } else {
-                let path = item.path().strip_prefix(root).unwrap().to_owned();
-                all.insert((path, metadata.len()));
+        for item in std::fs::read_dir(&directory).into_iter().flatten() {
+            let full = item.unwrap().path();
+            let path = full.strip_prefix(root).unwrap().to_owned();
+            if is_target(&path) {
+                continue;
             }
+            let metadata = std::fs::symlink_metadata(&full).unwrap();
+            let item = if metadata.is_dir() {
+                open.push(full);
+                Item::Directory
+            } else if metadata.is_symlink() {
+                Item::Link(std::fs::read_link(&full).unwrap())
+            } else {
+                Item::File(metadata.mode(), std::fs::read(&full).unwrap())
+            };
+            all.insert(path, item);
         }
     }
     all
