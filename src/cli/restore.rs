@@ -180,8 +180,12 @@ async fn request(parts: &Parts, args: &Args) -> Result<RestoreRequest> {
 
 /// Prints the result and returns the exit code.
 fn print_summary(parts: &Parts, summary: &RestoreSummary, json: bool) -> Result<u8> {
-    let causes = summary.histories.iter().map(|history| &history.cause);
-    causes.chain(&summary.failures).for_each(print::error);
+    for history in &summary.histories {
+        // Without its hint: the fallback that the hint suggests is what was done.
+        let cause = &history.cause;
+        print::error(&Error::new(cause.kind(), cause.to_string()));
+    }
+    summary.failures.iter().for_each(print::error);
     if json {
         print::json(&summary.rows())?;
     } else if summary.is_empty() {

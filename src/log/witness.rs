@@ -216,7 +216,7 @@ impl LogRollback {
         let hint = match self.head {
             0 => "restore the objects from a backup or from earlier object versions, or run \"sessiond reindex\" if they were deleted on purpose".to_owned(),
             head => format!(
-                "restore the objects from a backup or from earlier object versions, or run \"sessiond restore {name} --accept-rollback\" to continue after entry {head}"
+                "restore the objects from a backup or from earlier object versions; if the store was emptied on purpose and a daemon filled it again, run \"sessiond reindex\"; to continue after entry {head}, run \"sessiond restore {name} --accept-rollback\""
             ),
         };
         Error::corrupt(format!("the log was rolled back: {self}")).hint(hint)

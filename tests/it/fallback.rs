@@ -205,16 +205,19 @@ fn the_fallback_reads_every_entry_by_itself_after_early_damage() {
     std::fs::remove_file(entry(&backend, 1)).unwrap();
     damage(&backend, 2);
     let home = TempHome::new();
-    let text = history_file(&restore(
-        &backend,
-        &home,
-        &["--salvage", "--fallback", "history"],
-    ));
+    let ran = restore(&backend, &home, &["--salvage", "--fallback", "history"]);
+    let text = history_file(&ran);
     assert!(
         !text.contains("Do it SCRIPT:tools") && text.contains("All done: a.txt has 2 lines."),
         "{text}"
     );
     assert!(is_unchanged(&home));
+    // The hint would suggest what was done.
+    let error = ran.err();
+    assert!(
+        error.contains("000000000002.gz") && !error.contains("hint:"),
+        "{error}"
+    );
     // The end is damaged too.
     damage(&backend, ENTRIES + 1);
     let text = history_file(&restore(

@@ -68,6 +68,25 @@ fn restored_text(home: &TempHome) -> String {
     std::fs::read_to_string(transcript(home, ID)).unwrap()
 }
 
+#[test]
+fn a_store_that_was_emptied_and_filled_again_needs_a_reindex() {
+    let (backend, home, other) = (Backend::file(), TempHome::new(), TempHome::new());
+    stream(&backend, &home, 1..=3);
+    std::fs::remove_dir_all(bucket(&backend).join("v1/default/claude-code").join(ID)).unwrap();
+    let daemon = backend.daemon(&home, &[]);
+    append(&transcript(&home, ID), conversation(4));
+    backend.run(&home, &["flush", "--wait"]).ok();
+    assert_eq!(daemon.stop().0, Some(0));
+    backend.run(&other, &["restore", ID]).fails(
+        6,
+        "the log was rolled back",
+        "if the store was emptied on purpose and a daemon filled it again, run \"sessiond reindex\"",
+    );
+    backend.run(&other, &["reindex"]).ok();
+    backend.run(&other, &["restore", ID]).ok();
+    assert_eq!(restored_text(&other), restored_text(&home));
+}
+
 fn check_deleted_head(backend: &Backend, objects: &Objects) {
     let home = TempHome::new();
     stream(backend, &home, 1..=3);
