@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 use crate::agent::Profile;
 use crate::codec::entry::MAX_RAW_BYTES;
 use crate::error::{Error, Result};
-use crate::log::assemble::FileAssembler;
+use crate::log::assemble::{FileAssembler, StagedFile};
 use crate::log::branches::Branch;
 use crate::log::state::LogState;
 use crate::model::{
@@ -69,9 +69,9 @@ impl AdoptionPlan {
         let moves = moves(&main.state, &line.state);
         let moved_from: BTreeMap<&RelPath, &RelPath> =
             moves.iter().map(|step| (&step.to, &step.from)).collect();
-        let staged: BTreeMap<&RelPath, &RelPath> = main
+        let staged: BTreeMap<&RelPath, &StagedFile> = main
             .files()
-            .map(|(path, _, staged)| (path, &staged.path))
+            .map(|(path, _, staged)| (path, staged))
             .collect();
         // The messages of a fork's origin have no offsets in the fork, so a delta cannot keep some
         // of them: it replaces the whole file.
@@ -85,14 +85,14 @@ impl AdoptionPlan {
             }
             let start = match (staged.get(former), file.kind) {
                 (Some(former), FileKind::Append) => {
-                    common_lines_len(directory, former, &copy.path)?
+                    common_lines_len(directory, &former.path(), &copy.path())?
                 }
                 _ => 0,
             };
             files.push(ChangedFile {
                 path: path.clone(),
                 state: file.clone(),
-                staged: Some(copy.path.clone()),
+                staged: Some(copy.path()),
                 start: if start < inherited { 0 } else { start },
             });
         }

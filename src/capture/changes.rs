@@ -8,18 +8,20 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use jiff::Timestamp;
 
+use super::file_change::{FileChange, contains_newline, has_uploaded_bytes, matching_cursor};
 use super::limits::EntryLimits;
 use super::scan::{fingerprint, log_of};
 use crate::agent::{FileClass, Profile};
 use crate::codec::entry::PART_OVERHEAD;
 use crate::error::Error;
-use crate::log::ledger::{FileCursor, TAIL_WINDOW, tail_fingerprint};
+use crate::log::ledger::FileCursor;
 use crate::model::{
     FileKind, FileMove, FileStat, LogName, ParsedTranscripts, Part, RelPath, TurnTracker,
     UploadPart,
 };
 use crate::sys::lines::complete_prefix_len;
 use crate::sys::mutation::{Mutation, is_active};
+use crate::sys::packed::{PACK_INTERVAL, insert_packed, pack};
 use crate::sys::{Directory, ItemKind, OpenFile};
 
 /// A side file that changed more recently than this may change again with the same mtime and
@@ -39,6 +41,11 @@ pub struct ChangeSet {
     pub cursors: CursorUpdates,
     /// Whether there are more changes than fit into one entry.
     pub has_more: bool,
+    /// Whether all changes are in this entry or in earlier ones, except for those of side files that
+    /// changed during their upload.
+    pub is_caught_up: bool,
+    /// The side files that were rewritten during their upload. Nothing of them is durable.
+    pub rewritten: Vec<RelPath>,
     /// Bytes of the existing files that are durable once the changes are.
     pub durable_bytes: u64,
     /// Bytes after the last newline of the transcripts.
@@ -98,12 +105,16 @@ impl CursorUpdates {
     /// Applies the updates. Returns whether a cursor changed.
     pub fn apply(self, cursors: &mut BTreeMap<RelPath, FileCursor>) -> bool {
         let mut has_changes = false;
+        let is_large = self.0.len() >= PACK_INTERVAL / 4;
         for (path, cursor) in self.0 {
             has_changes |= cursors.get(&path) != cursor.as_ref();
             match cursor {
                 Some(cursor) => cursors.insert(path, cursor),
                 None => cursors.remove(&path),
             };
+        }
+        if is_large {
+            pack(cursors);
         }
         has_changes
     }
@@ -210,9 +221,7 @@ impl ChangeDetector<'_> {
             Ok(self.directory.stat(path)?.map(|stat| (kind, stat)))
         })();
         match found {
-            Ok(Some(found)) => {
-                files.insert(path.clone(), found);
-            }
+            Ok(Some(found)) => insert_packed(files, path.clone(), found),
             Ok(None) => {}
             Err(cause) => errors.push(Error::io(format!("read {path}"), cause)),
         }
@@ -344,12 +353,13 @@ impl ChangeDetector<'_> {
                     Ok(FileOutcome::ChangedDuringUpload) => {
                         // Without a cursor, the next entry starts a new upload.
                         changes.cursors.0.insert(path.clone(), None);
+                        changes.rewritten.push(path.clone());
                         has_changing_file = true;
                     }
                     Ok(FileOutcome::Changed(change)) => {
                         let mut change = *change;
                         changes.has_more |= change.has_more;
-                        has_changing_file |= change.has_grown;
+                        has_changing_file |= change.has_changed;
                         if change.is_part {
                             room.add_part(path, change.bytes.len());
                             changes.parts.push(change.part(path));
@@ -365,6 +375,7 @@ impl ChangeDetector<'_> {
                 }
             }
         }
+        changes.is_caught_up = !changes.has_more;
         changes.has_more |= has_changing_file;
     }
 
@@ -485,7 +496,7 @@ impl ChangeDetector<'_> {
         }
         if is_last {
             change.upload = Some(UploadPart::Last);
-            change.has_grown = stat.size > total;
+            change.has_changed = stat.size > total;
             change.cursor.uploading = None;
             change.cursor.is_recent = self.is_recent(cursor.kind, stat);
             change.cursor.stat = FileStat {
@@ -520,7 +531,7 @@ impl ChangeDetector<'_> {
         }
         if !change.read_exact(file, left.min(self.limits.part))? {
             // The file became shorter. The next flush reads it again.
-            change.has_more = true;
+            change.has_changed = true;
         } else if !fits {
             change.upload = Some(UploadPart::More);
             change.cursor.uploading = Some(size);
@@ -604,155 +615,4 @@ enum FileOutcome {
     ChangedDuringUpload,
     /// This change.
     Changed(Box<FileChange>),
-}
-
-/// The cursor to continue from, if a file still starts with the bytes that were uploaded.
-fn matching_cursor(
-    file: &dyn OpenFile,
-    stat: &FileStat,
-    cursor: &FileCursor,
-) -> std::io::Result<Option<FileCursor>> {
-    if stat.size < cursor.len {
-        return Ok(None);
-    }
-    // A transcript that only grew has the same prefix if the window before the cursor is equal. Any
-    // other change of size, time or identity requires a comparison of all uploaded bytes.
-    let grew = cursor.kind == FileKind::Append
-        && stat.is_same_file(&cursor.stat)
-        && stat.size > cursor.stat.size;
-    let is_unchanged = !cursor.is_recent
-        && stat.is_same_file(&cursor.stat)
-        && (stat.size, stat.mtime_ns) == (cursor.stat.size, cursor.stat.mtime_ns);
-    let can_continue = cursor.len == stat.size || cursor.hash.running().is_some();
-    if (!grew && !is_unchanged) || !can_continue {
-        let current = FileCursor::read(file, cursor.kind, cursor.len)?;
-        let current = current.filter(|current| current.hash == cursor.hash);
-        return Ok(current.map(|current| FileCursor {
-            hash: current.hash,
-            ..cursor.clone()
-        }));
-    }
-    let window = cursor.len.min(TAIL_WINDOW);
-    let mut bytes = vec![0; window as usize];
-    let read = read_full(file, &mut bytes, cursor.len - window)?;
-    let is_equal = read == bytes.len() && tail_fingerprint(&bytes) == cursor.tail_fingerprint;
-    Ok(is_equal.then(|| cursor.clone()))
-}
-
-/// Whether a file starts with the bytes that were uploaded. Reads all of them.
-fn has_uploaded_bytes(file: &dyn OpenFile, cursor: &FileCursor) -> std::io::Result<bool> {
-    let current = FileCursor::read(file, cursor.kind, cursor.len)?;
-    Ok(current.is_some_and(|current| current.hash == cursor.hash))
-}
-
-/// Reads until the buffer is full or the file ends; returns the number of bytes.
-fn read_full(file: &dyn OpenFile, buffer: &mut [u8], offset: u64) -> std::io::Result<usize> {
-    let mut filled = 0;
-    while filled < buffer.len() {
-        match file.read_at(&mut buffer[filled..], offset + filled as u64)? {
-            0 => break,
-            count => filled += count,
-        }
-    }
-    Ok(filled)
-}
-
-/// The change of one file.
-struct FileChange {
-    /// The offset of the first byte to upload.
-    start: u64,
-    /// The bytes to upload.
-    bytes: Vec<u8>,
-    /// The cursor after the change.
-    cursor: FileCursor,
-    /// Whether the change is uploaded. Otherwise it only updates the cursor.
-    is_part: bool,
-    /// Whether the file has more bytes than fit into the entry.
-    has_more: bool,
-    /// Whether the file grew during its upload.
-    has_grown: bool,
-    /// The place in an upload of several parts.
-    upload: Option<UploadPart>,
-}
-
-impl FileChange {
-    fn new(start: u64, cursor: FileCursor) -> FileChange {
-        FileChange {
-            start,
-            bytes: Vec::new(),
-            cursor,
-            is_part: false,
-            has_more: false,
-            has_grown: false,
-            upload: None,
-        }
-    }
-
-    fn part(&self, path: &RelPath) -> Part {
-        Part {
-            path: path.clone(),
-            kind: self.cursor.kind,
-            start: self.start,
-            len: self.bytes.len() as u64,
-            file_sha256: self.cursor.hash.digest(),
-            mode: self.cursor.stat.mode,
-            mtime_ns: self.cursor.stat.mtime_ns,
-            seq: None,
-            upload: self.upload,
-        }
-    }
-
-    /// Reads up to `len` bytes from `start`.
-    fn read_up_to(&mut self, file: &dyn OpenFile, len: u64) -> std::io::Result<()> {
-        self.bytes.resize(len as usize, 0);
-        let read = read_full(file, &mut self.bytes, self.start)?;
-        self.bytes.truncate(read);
-        Ok(())
-    }
-
-    /// Reads `len` bytes from `start` and advances the cursor. Returns false if the file is shorter.
-    fn read_exact(&mut self, file: &dyn OpenFile, len: u64) -> std::io::Result<bool> {
-        self.read_up_to(file, len)?;
-        self.advance(file)?;
-        Ok(self.bytes.len() as u64 == len)
-    }
-
-    /// Advances the cursor over the bytes.
-    fn advance(&mut self, file: &dyn OpenFile) -> std::io::Result<()> {
-        if self.bytes.is_empty() {
-            self.cursor.partial_line_bytes = 0;
-            return Ok(());
-        }
-        let mut window = self.window(file)?;
-        self.cursor.advance(&mut window, &self.bytes);
-        self.cursor.partial_line_bytes = 0;
-        Ok(())
-    }
-
-    /// The bytes before `start`, for the cursor's fingerprint.
-    fn window(&self, file: &dyn OpenFile) -> std::io::Result<Vec<u8>> {
-        let len = self.start.min(TAIL_WINDOW);
-        let mut bytes = vec![0; len as usize];
-        let read = read_full(file, &mut bytes, self.start - len)?;
-        bytes.truncate(read);
-        Ok(bytes)
-    }
-}
-
-/// Whether a file contains a newline between two offsets.
-fn contains_newline(file: &dyn OpenFile, start: u64, end: u64) -> std::io::Result<bool> {
-    let mut offset = start;
-    let mut buffer = vec![0; 64 << 10];
-    while offset < end {
-        let len = buffer.len().min((end - offset) as usize);
-        let read = file.read_at(&mut buffer[..len], offset)?;
-        if read == 0 {
-            return Ok(false);
-        }
-        if buffer[..read].contains(&b'\n') {
-            return Ok(true);
-        }
-        offset += read as u64;
-    }
-    Ok(false)
 }

@@ -3,6 +3,8 @@
 //! Owns the steps of a flush and the handling of takeovers. Does not own the time of a flush or its
 //! retries (`flush_state`).
 
+mod confirm;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use tracing::Instrument;
@@ -11,9 +13,10 @@ use tracing::field::{Empty, display};
 use super::CaptureContext;
 use super::changes::{ChangeDetector, ChangeSet};
 use super::recover::recover_ledger;
+use super::scan::wait_for_turn;
 use crate::agent::transcript::TranscriptReader;
 use crate::codec::entry::{self, EncodedEntry, Entry};
-use crate::error::{Error, ErrorContext, ErrorKind, Result};
+use crate::error::{Error, ErrorContext, Result};
 use crate::index::EntryRecord;
 use crate::log::append::AppendOutcome;
 use crate::log::ledger::{FileCursor, Ledger};
@@ -27,7 +30,8 @@ use crate::sys::clock::new_writer_id;
 use crate::sys::mutation::{Mutation, is_active};
 use crate::sys::{TRACE_TARGET, blocking};
 
-/// From this number of files on, the ledger is not saved after each entry of a large flush.
+/// From this number of files on, the ledger is not saved after each entry of a large flush, and the
+/// change detection waits for scans.
 const MANY_FILES: usize = 1000;
 
 /// Maximum number of entries until the ledger is saved.
@@ -84,6 +88,9 @@ pub struct FlushOutcome {
     pub durable_bytes: u64,
     /// Whether another turn is needed, because the changes need a large entry or several entries.
     pub is_unfinished: bool,
+    /// Whether everything is durable except for side files that changed during their upload: why each
+    /// of the others is not durable.
+    pub caught_up: Option<Vec<String>>,
 }
 
 /// The next step of a flush.
@@ -235,7 +242,11 @@ impl LogFlusher {
             limits: context.limits,
             is_large: self.is_large,
         };
-        let changes = blocking(|| detector.detect(&ledger.files, &self.paths));
+        let changes = blocking(|| {
+            let has_many_files = ledger.files.len().max(self.paths.len()) >= MANY_FILES;
+            let _turn = has_many_files.then(wait_for_turn);
+            detector.detect(&ledger.files, &self.paths)
+        });
         if changes.has_more && !self.is_large {
             self.is_large = true;
             return Ok(Step::Yield);
@@ -378,6 +389,9 @@ impl LogFlusher {
             BTreeSet::new()
         };
         let (result, _) = self.commit(ledger, changes, outcome);
+        if is_retry || has_new_names {
+            outcome.caught_up = None;
+        }
         if !is_active(Mutation::ForgetPathsChangedDuringRetry) {
             self.paths.extend(reported_since);
         }
@@ -403,143 +417,6 @@ impl LogFlusher {
         }
     }
 
-    /// Checks that the store has the last entry of the ledger. The store may have been emptied,
-    /// replaced or restored from a backup since the ledger was written, or the session may have
-    /// been removed. An entry after a missing one would make the log unreadable. Runs before the
-    /// first write of a process and after a long idle time.
-    async fn confirm(
-        &mut self,
-        context: &CaptureContext,
-        ledger: &mut Ledger,
-    ) -> Result<Option<Step>> {
-        let exists = match self.is_ledger_from_disk && !self.is_confirmed {
-            true => self.is_confirmed_by_store(context, ledger).await?,
-            false => self.has_last_entry(context, &ledger.log_writer).await?,
-        };
-        let log_writer = &ledger.log_writer;
-        let has_reserved_seq = exists
-            && log_writer.target == WriteTarget::Main
-            && context
-                .logs
-                .has_reserved_seq_without_entry(&self.id, log_writer)
-                .await?;
-        let is_first = !std::mem::replace(&mut self.is_confirmed, true);
-        if exists
-            && is_first
-            && log_writer.target == WriteTarget::Branch
-            && !context.logs.has_conditional_create().await?
-        {
-            // A write of an earlier process may still arrive and replace the next entry of the
-            // branch.
-            start_branch(context, ledger);
-            return Ok(Some(Step::Continue));
-        }
-        if has_reserved_seq {
-            tracing::info!(session = %self.id.name, seq = log_writer.seq, "an earlier write may still be in flight; claiming the session at a later seq");
-            return Ok(Some(Step::Recover));
-        }
-        if exists {
-            let is_unproven = log_writer.target == WriteTarget::Branch && log_writer.seq == 0;
-            self.is_own_log |= self.is_ledger_from_disk && !is_unproven;
-            if is_unproven {
-                self.check_limit(context, log_writer)?;
-            }
-            return Ok(None);
-        }
-        tracing::warn!(session = %self.id.name, seq = log_writer.seq, "the store does not confirm the last entry in the ledger; reading the log");
-        Ok(Some(Step::Recover))
-    }
-
-    /// Fails if this process must not continue a log that others wrote.
-    fn check_limit(&self, context: &CaptureContext, log_writer: &LogWriter) -> Result<()> {
-        let is_new = log_writer.seq == 0 && log_writer.target == WriteTarget::Unclaimed;
-        if is_new || self.is_own_log || context.session_limit.contains(&self.id.name) {
-            return Ok(());
-        }
-        Err(Error::conflict(format!(
-            "session {} exists in the store and is not one of the sessions in --only",
-            self.id.name
-        ))
-        .hint(format!(
-            "add {} to --only if this machine should continue the session",
-            self.id.name
-        )))
-    }
-
-    /// Whether the store proves that the writer of a ledger from disk wrote its last entry. The
-    /// agent can write any ledger, but it does not know the digest of an entry that it has not
-    /// written.
-    async fn is_confirmed_by_store(
-        &self,
-        context: &CaptureContext,
-        ledger: &Ledger,
-    ) -> Result<bool> {
-        let (logs, log_writer) = (&context.logs, &ledger.log_writer);
-        let seq = log_writer.seq;
-        let has_digest = |entry: &Entry| log_writer.digest == Some(entry.digest);
-        let in_log = match log_writer.target {
-            // Nothing is confirmed, but a branch is nobody else's log.
-            WriteTarget::Branch if seq == 0 => return Ok(true),
-            _ if seq == 0 => return Ok(false),
-            WriteTarget::Branch => {
-                let read = logs.read_branch_entry(&self.id, &log_writer.writer, seq);
-                if readable(read.await)?.is_some_and(|entry| has_digest(&entry)) {
-                    return Ok(true);
-                }
-                readable(logs.read_entry(&self.id, seq).await)?
-            }
-            WriteTarget::Main | WriteTarget::Unclaimed => {
-                readable(logs.read_entry(&self.id, seq).await)?
-            }
-        };
-        let Some(entry) = in_log.filter(has_digest) else {
-            return Ok(false);
-        };
-        let is_writer =
-            log_writer.target != WriteTarget::Main || entry.header.writer == log_writer.writer;
-        // A cursor behind the stored bytes would leave a gap.
-        let has_cursors = entry.header.parts.iter().all(|part| {
-            let cursor = ledger.files.get(&part.path);
-            cursor.is_none_or(|cursor| cursor.len <= part.end())
-        });
-        Ok(is_writer && has_cursors)
-    }
-
-    async fn has_last_entry(
-        &self,
-        context: &CaptureContext,
-        log_writer: &LogWriter,
-    ) -> Result<bool> {
-        let (logs, seq) = (&context.logs, log_writer.seq);
-        match log_writer.target {
-            _ if seq == 0 => Ok(true),
-            WriteTarget::Branch => {
-                let in_branch = logs
-                    .read_branch_entry(&self.id, &log_writer.writer, seq)
-                    .await;
-                Ok(exists(in_branch)? || exists(logs.read_entry(&self.id, seq).await)?)
-            }
-            WriteTarget::Main | WriteTarget::Unclaimed => {
-                match logs.read_entry(&self.id, seq).await {
-                    Ok(Some(entry)) => Ok(log_writer
-                        .digest
-                        .is_none_or(|digest| digest == entry.digest)),
-                    // Garbage collection deletes an entry only if a compacted segment replaces it.
-                    Ok(None) => {
-                        let segments = logs.list_compacted_segments(&self.id).await?;
-                        Ok(segments.iter().any(|segment| segment.last_seq == seq))
-                    }
-                    Err(error)
-                        if error.kind() == ErrorKind::Corrupt || error.kind().is_unreadable() =>
-                    {
-                        Ok(false)
-                    }
-                    Err(error) => Err(error),
-                }
-            }
-        }
-    }
-
     /// Updates the ledger after the changes are durable, so that no flush reads the files again
     /// before they change. Returns an error if a file could not be read, and whether a cursor
     /// changed.
@@ -557,6 +434,12 @@ impl LogFlusher {
             0
         };
         ledger.clean_fingerprint = outcome.fingerprint;
+        outcome.caught_up = changes.is_caught_up.then(|| {
+            let rewritten = changes.rewritten.iter();
+            let rewritten = rewritten.map(|path| format!("{path} changes during every upload"));
+            let unread = changes.read_errors.iter().map(ToString::to_string);
+            rewritten.chain(unread).collect()
+        });
         let has_changes = changes.cursors.apply(&mut ledger.files);
         self.paths = changes.files.clone();
         outcome.files = changes.files;
@@ -701,24 +584,6 @@ fn apply_own_entry(context: &CaptureContext, ledger: &mut Ledger, entry: &Entry)
         }
     }
     Ok(is_proven)
-}
-
-/// An entry that can be read; none if it is missing, damaged or encrypted for others.
-fn readable(read: Result<Option<Entry>>) -> Result<Option<Entry>> {
-    match read {
-        Err(error) if error.kind() == ErrorKind::Corrupt || error.kind().is_unreadable() => {
-            Ok(None)
-        }
-        read => read,
-    }
-}
-
-/// Whether an entry exists, readable or not.
-fn exists(read: Result<Option<Entry>>) -> Result<bool> {
-    match read {
-        Err(error) if error.kind().is_unreadable() => Ok(true),
-        read => Ok(read?.is_some()),
-    }
 }
 
 fn entry_appended(

@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Bound;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -105,6 +105,8 @@ struct Pending {
     in_progress: bool,
     urgency: Urgency,
     last_batch: Option<Instant>,
+    /// The number of running checks for entries that the index lacks.
+    checks: usize,
 }
 
 impl Pending {
@@ -173,6 +175,15 @@ pub struct IndexQueue {
     idle: Notify,
 }
 
+/// A running check for entries that the index lacks.
+pub struct StaleCheck(Arc<IndexQueue>);
+
+impl Drop for StaleCheck {
+    fn drop(&mut self) {
+        self.0.lock().checks -= 1;
+    }
+}
+
 /// What the indexer does next.
 enum Next {
     Task(IndexTask),
@@ -207,6 +218,20 @@ impl IndexQueue {
     pub fn push_stale(&self, name: LogName) {
         self.lock().stale_logs.insert(name);
         self.pushed.notify_one();
+    }
+
+    /// Adds logs of which the index may lack some entries: all at once, so that the queue is not empty
+    /// before all of them are indexed.
+    pub fn push_all_stale(&self, names: Vec<LogName>) {
+        self.lock().stale_logs.extend(names);
+        self.pushed.notify_one();
+    }
+
+    /// Starts a check for entries that the index lacks. Until it ends, the index does not count as
+    /// current.
+    pub fn start_check(self: &Arc<Self>) -> StaleCheck {
+        self.lock().checks += 1;
+        StaleCheck(self.clone())
     }
 
     /// Adds a failed flush.
@@ -308,9 +333,10 @@ impl IndexQueue {
         pending.backlog() + pending.failures.len()
     }
 
-    /// The number of entries and stale logs that the index does not have.
+    /// The number of entries and stale logs that the index does not have, and of running checks.
     pub fn backlog(&self) -> usize {
-        self.lock().backlog()
+        let pending = self.lock();
+        pending.backlog() + pending.checks
     }
 
     /// Whether all tasks are finished.
@@ -364,6 +390,16 @@ mod tests {
             transcripts: ParsedTranscripts::default(),
             log,
         }
+    }
+
+    #[test]
+    fn the_index_is_not_current_while_missing_entries_are_searched() {
+        let queue = Arc::new(IndexQueue::default());
+        let check = queue.start_check();
+        assert_eq!((queue.backlog(), queue.is_idle()), (1, true));
+        queue.push_all_stale(vec!["s1".parse().unwrap(), "@project".parse().unwrap()]);
+        drop(check);
+        assert_eq!((queue.backlog(), queue.is_idle()), (2, false));
     }
 
     /// The number of entries in the next batch, and the seconds until it was due.

@@ -5,6 +5,7 @@
 
 pub mod changes;
 pub mod compaction_queue;
+mod file_change;
 pub mod flush;
 pub mod flush_state;
 pub mod handle;
@@ -34,7 +35,7 @@ use crate::sys::Directory;
 
 pub use compaction_queue::CompactionQueue;
 pub use handle::{FinishReport, FlushReport, StreamerHandle};
-pub use index_queue::{IndexQueue, IndexTask};
+pub use index_queue::{IndexQueue, IndexTask, StaleCheck};
 pub use limits::EntryLimits;
 pub use metadata_queue::MetadataQueue;
 pub use stream_counters::StreamCounters;

@@ -1,8 +1,9 @@
 //! The scan: lists the agent's directory and finds the log of each file. File events only hint at
 //! changes; the scan is authoritative.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::{Hash, Hasher};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::agent::{FileClass, Profile, SESSION_ID_SEARCH_BYTES, find_session_id};
 use crate::error::{Error, Result};
@@ -64,8 +65,44 @@ impl NamedFiles {
     }
 }
 
-/// The logs of files whose content has the session ID. Valid until the file changes.
-pub type LogCache = HashMap<RelPath, (FileStat, LogName)>;
+/// Held by a scan of the root, and by the change detection of a log with many files: each of them needs memory for
+/// every file, so only one of them runs at a time in this process.
+static MANY_FILES: Mutex<()> = Mutex::new(());
+
+/// Waits until nothing else that needs memory for many files is running.
+pub fn wait_for_turn() -> MutexGuard<'static, ()> {
+    MANY_FILES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What a scan keeps for the next one.
+#[derive(Debug, Default)]
+pub struct LogCache {
+    /// The logs of files whose content has the session ID. Valid until the file changes.
+    logs: HashMap<RelPath, (FileStat, LogName)>,
+    /// The paths of the files. The result of the next scan shares their text.
+    paths: HashSet<RelPath>,
+}
+
+impl LogCache {
+    /// The path with a text that is shared.
+    fn share(&mut self, path: RelPath) -> RelPath {
+        if let Some(known) = self.paths.get(&path) {
+            return known.clone();
+        }
+        self.paths.insert(path.clone());
+        path
+    }
+
+    /// Drops the paths of deleted files, if there are many.
+    fn drop_surplus(&mut self, count: usize) {
+        if self.paths.len() > 2 * count + MAX_SURPLUS_PATHS {
+            self.paths = HashSet::new();
+        }
+    }
+}
+
+/// Number of paths of deleted files that a cache may keep.
+const MAX_SURPLUS_PATHS: usize = 1000;
 
 /// Scans `start`, or the whole root.
 pub fn scan(
@@ -73,7 +110,7 @@ pub fn scan(
     profile: &dyn Profile,
     start: Option<&RelPath>,
 ) -> Result<DirectoryScan> {
-    scan_cached(directory, profile, start, &mut LogCache::new())
+    scan_cached(directory, profile, start, &mut LogCache::default())
 }
 
 /// Scans `start`, or the whole root, without reading the files that are in the cache.
@@ -83,6 +120,8 @@ pub fn scan_cached(
     start: Option<&RelPath>,
     cache: &mut LogCache,
 ) -> Result<DirectoryScan> {
+    // A scan of one directory runs in the streamer's own task, which must not wait.
+    let _turn = start.is_none().then(wait_for_turn);
     let mut found = DirectoryScan::default();
     let mut pending = vec![start.cloned()];
     while let Some(parent) = pending.pop() {
@@ -133,8 +172,9 @@ pub fn scan_cached(
         }
     }
     for files in found.logs.values_mut() {
-        files.sort_by(|a, b| a.path.cmp(&b.path));
+        files.sort_unstable_by(|a, b| a.path.cmp(&b.path));
     }
+    cache.drop_surplus(found.logs.values().map(Vec::len).sum());
     Ok(found)
 }
 
@@ -147,7 +187,14 @@ impl DirectoryScan {
         cache: &mut LogCache,
     ) {
         match scan_file(directory, profile, &path, cache) {
-            Ok(Some((Some(name), file))) => self.logs.entry(name).or_default().push(file),
+            Ok(Some((Some(name), file))) => {
+                let files = self.logs.entry(name).or_default();
+                if files.len() == files.capacity() {
+                    // Less than twice as much as needed: a log can have a hundred thousand files.
+                    files.reserve_exact(files.len() / 8 + 4);
+                }
+                files.push(file);
+            }
             Ok(Some((None, file))) => {
                 self.named.0.insert(path, file);
             }
@@ -171,7 +218,7 @@ fn scan_file(
     let Some(stat) = directory.stat(path)? else {
         return Ok(None);
     };
-    let cached = cache.get(path).filter(|(cached, _)| *cached == stat);
+    let cached = cache.logs.get(path).filter(|(cached, _)| *cached == stat);
     let (name, kind) = match (class, cached) {
         (FileClass::Ignored, _) => return Ok(None),
         (FileClass::Stored(name, kind), _) => (Some(name), kind),
@@ -181,12 +228,12 @@ fn scan_file(
             let Some((name, _)) = log_of(directory, profile, path)? else {
                 return Ok(None);
             };
-            cache.insert(path.clone(), (stat, name.clone()));
+            cache.logs.insert(path.clone(), (stat, name.clone()));
             (Some(name), kind)
         }
     };
     let file = ScannedFile {
-        path: path.clone(),
+        path: cache.share(path.clone()),
         kind,
         stat,
     };

@@ -4,6 +4,9 @@
 //! own the decision when a log is flushed (`flush_state`) or the steps of a flush (`flush`). On
 //! shutdown, after the agent has exited, it scans once more and then writes the last entries.
 
+mod results;
+mod scans;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,7 +18,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::CaptureContext;
 use super::flush::{FlushOutcome, LogFlusher};
-use super::flush_state::{FlushAction, FlushEvent, RunningFlush};
+use super::flush_state::{FlushAction, FlushEvent};
 use super::handle::{Command, FinishReport, FlushReport, StreamerHandle};
 use super::limits::MAX_LARGE_FLUSHES;
 use super::outage::OutageLog;
@@ -24,13 +27,11 @@ use super::tracked_log::{LogStatus, StreamSummary, TrackedLog};
 use super::waiters::{Waiter, Waiters};
 use super::watch::{EventBuffer, Watcher};
 use crate::agent::FileClass;
-use crate::error::{Error, ErrorKind, Result};
-use crate::index::Failure;
+use crate::error::{Error, Result};
 use crate::log::ledger::Ledger;
 use crate::model::{LogName, RelPath, SessionId};
 use crate::store::Store;
-use crate::sys::lines::one_line;
-use crate::sys::{Backoff, Directory, blocking};
+use crate::sys::{Directory, blocking};
 
 /// Maximum time between two full scans while logs change. A scan finds changes without an event.
 const SCAN_INTERVAL: Duration = Duration::from_secs(15);
@@ -41,12 +42,6 @@ const IDLE_SCAN_INTERVAL: Duration = Duration::from_secs(60);
 const NEW_DIRECTORY_SCAN_DELAY: Duration = Duration::from_secs(1);
 /// Events within this time are handled together.
 const EVENT_DEBOUNCE: Duration = Duration::from_millis(30);
-/// Delay between attempts during the final flush, which has a deadline of its own.
-const FINAL_RETRY_DELAY: Duration = Duration::from_millis(250);
-/// Failed attempts of a final flush from one log line to the next: one line every two seconds.
-const FINAL_LOG_ATTEMPTS: u32 = 8;
-/// Maximum length of an error in a log line, in bytes.
-const MAX_ERROR_LEN: usize = 500;
 /// After this long without a change, the flusher is unloaded from memory. The ledger on disk has
 /// its state.
 const UNLOAD_AFTER: Duration = Duration::from_secs(60);
@@ -143,7 +138,7 @@ impl Streamer {
             shutdown: None,
             outage: OutageLog::default(),
             logged_skips: BTreeSet::new(),
-            log_cache: LogCache::new(),
+            log_cache: LogCache::default(),
         };
         blocking(|| {
             streamer.refresh_watches();
@@ -336,178 +331,6 @@ impl Streamer {
         self.flushing_logs.insert(task.id(), name);
     }
 
-    fn flush_ended(&mut self, joined: JoinedFlush) {
-        let id = joined
-            .as_ref()
-            .map_or_else(task::JoinError::id, |(id, _)| *id);
-        let Some(name) = self.flushing_logs.remove(&id) else {
-            return;
-        };
-        let (flusher, result) = match joined {
-            Ok((_, ended)) => ended,
-            // A panic in one flush must not stop the streaming of its session: a new flusher starts
-            // from the ledger.
-            Err(panic) => {
-                let flusher = LogFlusher::new(self.context.logs.id(name.clone()));
-                let error = Error::new(ErrorKind::Internal, format!("flush {name}"));
-                (Box::new(flusher), Err(error.caused_by(panic)))
-            }
-        };
-        let Some(running) = self.tracked(&name).state.running_flush() else {
-            return;
-        };
-        let now = self.context.logs.clock.now();
-        self.context
-            .counters
-            .flush_ended(&result, running.started.elapsed(), now);
-        let tracked = self.tracked(&name);
-        if let Some(ledger) = &flusher.ledger {
-            tracked.update_writer(ledger);
-        }
-        let was_large = std::mem::replace(&mut tracked.is_large, flusher.is_large());
-        tracked.flusher = Some(*flusher);
-        self.large_flushes -= usize::from(was_large);
-        let wrote_nothing =
-            matches!(&result, Ok(outcome) if outcome.is_unfinished && outcome.entries == 0);
-        if !wrote_nothing {
-            self.log_outage(&name, result.as_ref().err());
-        }
-        let action = match result {
-            Ok(outcome) if outcome.is_unfinished => self.flush_yielded(&name, outcome),
-            Ok(outcome) => self.flush_succeeded(&name, running, outcome),
-            Err(error) => self.flush_failed(&name, running, &error),
-        };
-        // This comes after the replies to the callers, because a hold discards the state that the
-        // replies contain.
-        if let Some(action) = action {
-            self.execute(&name, action);
-        }
-    }
-
-    /// Logs the first failed flush of an outage, a reminder from time to time, and the recovery.
-    fn log_outage(&mut self, name: &LogName, error: Option<&Error>) {
-        let now = Instant::now();
-        let Some(error) = error else {
-            if let Some(ended) = self.outage.succeeded(name, now) {
-                let (elapsed, attempts) = (ended.elapsed, ended.attempts);
-                tracing::info!(?elapsed, attempts, "flushes succeed again");
-            }
-            return;
-        };
-        // The final flush logs each attempt with the time that remains.
-        if let Some(outage) = self.outage.failed(name, error.kind(), now)
-            && self.shutdown.is_none()
-        {
-            let (attempts, sessions) = (outage.attempts, outage.sessions);
-            let error = one_line(&error.to_string(), MAX_ERROR_LEN);
-            if attempts == 1 {
-                tracing::warn!(session = %name, error, "flush failed; retrying until it succeeds");
-            } else {
-                let elapsed = outage.elapsed;
-                tracing::warn!(session = %name, ?elapsed, attempts, sessions, error, "flushes still fail");
-            }
-        }
-    }
-
-    fn flush_succeeded(
-        &mut self,
-        name: &LogName,
-        running: RunningFlush,
-        outcome: FlushOutcome,
-    ) -> Option<FlushAction> {
-        let tracked = self.tracked(name);
-        let number = tracked.flushes_started;
-        tracked.status.last_error = None;
-        tracked.status.failed_attempts = 0;
-        tracked.status.partial_line_bytes = outcome.partial_line_bytes;
-        tracked.status.durable_bytes = outcome.durable_bytes;
-        tracked.fingerprint = outcome.fingerprint;
-        if running.changed_meanwhile {
-            // The flush may have missed a new file, which the next one finds only by its path.
-            tracked.paths.extend(outcome.files);
-        } else {
-            tracked.paths = outcome.files;
-        }
-        let wrote = outcome.entries > 0;
-        if wrote {
-            let head = tracked.status.head;
-            tracing::debug!(session = %name, head, bytes = outcome.raw_bytes, "flushed");
-        }
-        let urgent = self.shutdown.is_some() || self.waiters.needs_flush_after(name, number);
-        let action = self.transition(name, FlushEvent::FlushFinished { wrote, urgent });
-        self.waiters.flush_finished(name, number);
-        self.reply_to_complete_waiters();
-        action
-    }
-
-    fn flush_yielded(&mut self, name: &LogName, outcome: FlushOutcome) -> Option<FlushAction> {
-        let tracked = self.tracked(name);
-        if outcome.entries > 0 {
-            tracked.status.last_error = None;
-            tracked.status.failed_attempts = 0;
-            tracked.status.partial_line_bytes = outcome.partial_line_bytes;
-            tracked.status.durable_bytes = outcome.durable_bytes;
-            tracked.paths.extend(outcome.files);
-        }
-        self.transition(name, FlushEvent::FlushYielded)
-    }
-
-    /// Bounds the memory of large entries that wait for a retry. The log starts again from its
-    /// ledger, as after a restart of the process, and reads the same files again.
-    fn drop_large_entry(&mut self, name: &LogName) {
-        let has_entry = |log: &&TrackedLog| {
-            let flusher = log.flusher.as_ref();
-            flusher.is_some_and(LogFlusher::has_large_pending_entry)
-        };
-        if self.logs.values().filter(has_entry).count() > MAX_LARGE_FLUSHES
-            && let Some(tracked) = self.logs.get_mut(name).filter(|log| has_entry(&&**log))
-        {
-            tracked.flusher = None;
-        }
-    }
-
-    fn flush_failed(
-        &mut self,
-        name: &LogName,
-        running: RunningFlush,
-        error: &Error,
-    ) -> Option<FlushAction> {
-        let attempt = running.failures.saturating_add(1);
-        let retry_in = match &self.shutdown {
-            Some(Shutdown {
-                started, deadline, ..
-            }) => {
-                if attempt % FINAL_LOG_ATTEMPTS == 1 {
-                    let elapsed = started.elapsed();
-                    let remaining = deadline.saturating_duration_since(Instant::now());
-                    let error = one_line(&error.to_string(), MAX_ERROR_LEN);
-                    tracing::warn!(session = %name, attempt, ?elapsed, ?remaining, error, "final flush failed; retrying");
-                }
-                FINAL_RETRY_DELAY
-            }
-            None => Backoff::delay(running.failures, self.context.logs.rng.next()),
-        };
-        self.drop_large_entry(name);
-        let status = &mut self.tracked(name).status;
-        status.last_error = Some(error.to_string());
-        status.failed_attempts = attempt;
-        self.context.index_queue.push_failure(Failure {
-            namespace: self.context.logs.namespace.clone(),
-            agent: self.context.logs.agent.clone(),
-            session: Some(name.to_string()),
-            at: self.context.logs.clock.now(),
-            attempt,
-            message: error.to_string(),
-        });
-        let action = self.transition(name, FlushEvent::FlushFailed { retry_in });
-        // After a retryable error, callers wait for the retry. They receive any other error at
-        // once.
-        if !error.is_retryable() {
-            self.reject_waiters(name, error);
-        }
-        action
-    }
-
     fn handle_command(&mut self, command: Command) {
         match command {
             Command::Status(reply) => {
@@ -528,11 +351,8 @@ impl Streamer {
                 self.tracked(&name).paths.extend(paths);
                 self.apply(&name, FlushEvent::FlushRequested);
                 let first_flush = self.tracked(&name).flushes_started + 1;
-                self.waiters.push(Waiter {
-                    pending: BTreeMap::from([(name.clone(), first_flush)]),
-                    reported: BTreeSet::from([name]),
-                    reply,
-                });
+                self.waiters
+                    .push(Waiter::new([(name.clone(), first_flush)], [name], reply));
             }
             Command::Hold(name, reply) => {
                 self.hold_replies.insert(name.clone(), reply);
@@ -557,23 +377,17 @@ impl Streamer {
         let is_selected = |name: &LogName| session.is_none() || name.session() == session.as_ref();
         self.request_flush_of_changed(found, is_selected);
         let selected = || self.logs.iter().filter(|(name, _)| is_selected(name));
-        let pending: BTreeMap<LogName, u64> = selected()
+        let pending = selected()
             .filter(|(_, log)| log.state.has_pending_flush())
-            .map(|(name, log)| (name.clone(), log.flushes_started + 1))
-            .collect();
+            .map(|(name, log)| (name.clone(), log.flushes_started + 1));
         // A fenced log is reported too: its branch is durable, but no restore includes it.
-        let is_reported = |(name, log): &(&LogName, &TrackedLog)| {
-            pending.contains_key(*name) || session.is_some() || log.status.is_branch()
-        };
         let reported = selected()
-            .filter(is_reported)
-            .map(|(name, _)| name.clone())
-            .collect();
-        self.waiters.push(Waiter {
-            pending,
-            reported,
-            reply,
-        });
+            .filter(|(_, log)| {
+                log.state.has_pending_flush() || session.is_some() || log.status.is_branch()
+            })
+            .map(|(name, _)| name.clone());
+        let waiter = Waiter::new(pending, reported, reply);
+        self.waiters.push(waiter);
         self.reply_to_complete_waiters();
     }
 
@@ -618,79 +432,6 @@ impl Streamer {
                 self.apply(name, FlushEvent::FlushRequested);
             }
         }
-    }
-
-    /// Starts the requested scan, unless another one is running.
-    fn start_scan(&mut self) {
-        if self.scan.is_some() || self.scan_requests.is_empty() {
-            return;
-        }
-        let purposes = std::mem::take(&mut self.scan_requests);
-        let mut cache = std::mem::take(&mut self.log_cache);
-        let context = self.context.clone();
-        let task = tokio::spawn(async move {
-            let found = blocking(|| context.scan(&mut cache));
-            (cache, found)
-        });
-        self.scan = Some(RunningScan { task, purposes });
-    }
-
-    fn apply_scan_result(&mut self, joined: JoinedScan) {
-        let Some(RunningScan { purposes, .. }) = self.scan.take() else {
-            return;
-        };
-        let found = match joined {
-            Ok((cache, found)) => {
-                self.log_cache = cache;
-                found
-            }
-            Err(panic) => Err(Error::new(ErrorKind::Internal, "scan").caused_by(panic)),
-        };
-        let found = self.scan_ended(found);
-        for purpose in purposes {
-            match (purpose, &found) {
-                (ScanPurpose::Changes { started }, found) => {
-                    match found {
-                        Ok(found) => self.apply_scan(found),
-                        Err(error) => tracing::warn!(%error, "the scan failed; retrying"),
-                    }
-                    self.schedule_scan(started);
-                }
-                (ScanPurpose::Flush(session, reply), Ok(found)) => {
-                    self.flush(found, session, reply)
-                }
-                (ScanPurpose::Flush(_, reply), Err(error)) => {
-                    let _ = reply.send(Err(copy_of(error)));
-                }
-                (ScanPurpose::Finish, found) => {
-                    match found {
-                        Ok(found) => self.request_flush_of_changed(found, |_| true),
-                        Err(error) => {
-                            tracing::error!(%error, "the scan of the final flush failed; flushing the known changes")
-                        }
-                    }
-                    self.flush_unfinished();
-                }
-            }
-        }
-    }
-
-    /// Adds what the streamer knows to a scan.
-    fn scan_ended(&mut self, found: Result<DirectoryScan>) -> Result<DirectoryScan> {
-        self.context.counters.scan_ended();
-        let mut found = found?;
-        for (name, files) in &mut found.logs {
-            if let Some(tracked) = self.logs.get_mut(name) {
-                found.named.add_known(&tracked.paths, files);
-                tracked.scanned_bytes = ScannedFile::total_size(files);
-            }
-        }
-        for skipped in &found.skipped {
-            if self.logged_skips.insert(skipped.clone()) {
-                tracing::warn!("skipped: {skipped}");
-            }
-        }
-        Ok(found)
     }
 
     fn handle_events(&mut self) {
@@ -760,49 +501,6 @@ impl Streamer {
         }
     }
 
-    /// Requests a scan of the root for changes without an event.
-    fn request_full_scan(&mut self) {
-        let started = Instant::now();
-        blocking(|| self.refresh_watches());
-        self.scan_requests.push(ScanPurpose::Changes { started });
-        self.next_scan = started + IDLE_SCAN_INTERVAL;
-    }
-
-    /// Unloads quiet logs and schedules the next scan.
-    fn schedule_scan(&mut self, started: Instant) {
-        let mut is_idle = true;
-        for log in self.logs.values_mut() {
-            if log.state.is_quiet(started, UNLOAD_AFTER) {
-                log.flusher = None;
-            } else {
-                is_idle = false;
-            }
-        }
-        let pause = match self.watch_problem.is_some() {
-            // Without events the scan determines the lag. It may use 5% of one core.
-            true => self.context.flush_interval.max(started.elapsed() * 20),
-            false if is_idle => IDLE_SCAN_INTERVAL,
-            false => SCAN_INTERVAL,
-        };
-        self.next_scan = Instant::now() + pause;
-    }
-
-    fn apply_scan(&mut self, found: &DirectoryScan) {
-        for (name, files) in &found.logs {
-            let fingerprint = ScannedFile::fingerprint(files);
-            // Also during a flush: it may have read the files before the change.
-            if self
-                .logs
-                .get(name)
-                .is_none_or(|log| log.fingerprint != fingerprint)
-            {
-                let paths = files.iter().map(|file| file.path.clone());
-                self.tracked(name).paths.extend(paths);
-                self.apply(name, FlushEvent::Changed);
-            }
-        }
-    }
-
     fn refresh_watches(&mut self) {
         let problem = self.watcher.refresh().err();
         if self.watch_problem != problem {
@@ -820,7 +518,7 @@ impl Streamer {
     fn reply_to_complete_waiters(&mut self) {
         for waiter in self.waiters.take_complete() {
             let logs = self.statuses_of(waiter.reported.iter());
-            let _ = waiter.reply.send(Ok(FlushReport { logs }));
+            waiter.reply(FlushReport { logs });
         }
     }
 

@@ -111,6 +111,7 @@ impl IndexWatch {
             self.reachable.store(true, Ordering::Relaxed);
             if found.is_none_or(|row| row.head < head) {
                 *known = None;
+                let _check = self.queue.start_check();
                 self.losses.fetch_add(1, Ordering::Relaxed);
                 self.counters
                     .record_error(Operation::Index, ErrorKind::NotFound);

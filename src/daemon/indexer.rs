@@ -134,6 +134,7 @@ pub async fn queue_stale_logs(
         }
     }
     let store = logs.store.address();
+    let mut stale = Vec::new();
     for name in names {
         let Some(ledger) = Ledger::load(directory, &store, &logs.id(name.clone())) else {
             continue;
@@ -153,8 +154,9 @@ pub async fn queue_stale_logs(
         };
         let head = ledger.log_writer.seq;
         if head > 0 && indexed.is_none_or(|indexed| indexed < head) {
-            queue.push_stale(name.clone());
+            stale.push(name.clone());
         }
     }
+    queue.push_all_stale(stale);
     Ok(())
 }

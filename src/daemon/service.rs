@@ -17,7 +17,7 @@ use crate::capture::handle::{FinishReport, FlushReport};
 use crate::capture::watch::{EventBuffer, InotifyWatcher};
 use crate::capture::{
     self, CheckpointPolicy, CompactionQueue, EntryLimits, IndexQueue, MetadataQueue, SessionLimit,
-    StreamCounters, Streamer, StreamerHandle,
+    StaleCheck, StreamCounters, Streamer, StreamerHandle,
 };
 use crate::daemon::compactor;
 use crate::daemon::health::{HealthState, StreamingState};
@@ -124,7 +124,8 @@ impl Service {
         let handle = start_streamer(parts, &options, &queues, &counters)?;
         let index_reachable = Arc::new(AtomicBool::new(true));
         let mut tasks = start_tasks(parts, options.metadata, &queues, health, &index_reachable);
-        let detect = detect_stale_logs(parts.clone(), queues.index.clone(), handle.clone());
+        let check = queues.index.start_check();
+        let detect = detect_stale_logs(parts.clone(), queues.index.clone(), handle.clone(), check);
         tasks.push(tokio::spawn(detect));
         let index_watch = Arc::new(IndexWatch::new(
             parts,
@@ -382,12 +383,19 @@ async fn follow_database(mirror: Arc<Mirror>) {
 }
 
 /// Queues the logs that an earlier process wrote and the index lacks.
-async fn detect_stale_logs(parts: Parts, queue: Arc<IndexQueue>, handle: StreamerHandle) {
+async fn detect_stale_logs(
+    parts: Parts,
+    queue: Arc<IndexQueue>,
+    handle: StreamerHandle,
+    check: StaleCheck,
+) {
+    let mut check = Some(check);
     let Ok(directory) = parts.directory() else {
         return;
     };
     let mut backoff = Backoff::new(parts.logs.rng.clone());
     loop {
+        check.get_or_insert_with(|| queue.start_check());
         let Ok(statuses) = handle.status().await else {
             return;
         };
@@ -400,6 +408,8 @@ async fn detect_stale_logs(parts: Parts, queue: Arc<IndexQueue>, handle: Streame
         match queued.await {
             Ok(()) => return,
             Err(error) if error.is_retryable() => {
+                // Until the next attempt, the status says that the index is unreachable.
+                check = None;
                 tokio::time::sleep(backoff.delay_after_failure()).await
             }
             Err(error) => {

@@ -16,6 +16,7 @@ use crate::model::{
 };
 use crate::sys::Directory;
 use crate::sys::mutation::{Mutation, is_active};
+use crate::sys::packed::{PACK_INTERVAL, pack};
 
 /// Size of the buffer that completes an upload.
 const COPY_BYTES: usize = 128 << 10;
@@ -30,7 +31,7 @@ pub struct FileAssembler<'a> {
     staged: BTreeMap<RelPath, StagedFile>,
     /// The side files of which the last part has not been read yet.
     uploads: Uploads<StagedUpload>,
-    created: usize,
+    created: u32,
     /// The last entry of each writer.
     writers: BTreeMap<WriterId, Seq>,
 }
@@ -39,11 +40,19 @@ pub struct FileAssembler<'a> {
 /// used before all of them are checked.
 #[derive(Clone)]
 pub struct StagedFile {
-    /// Its path below the root.
-    pub path: RelPath,
+    stage: RelPath,
+    attempt: u32,
+    number: u32,
     /// The hash of its bytes.
     pub hash: FileHash,
     len: u64,
+}
+
+impl StagedFile {
+    /// Its path below the root. It is not kept, because a session can have a hundred thousand files.
+    pub fn path(&self) -> RelPath {
+        self.stage.join_number(self.attempt, self.number)
+    }
 }
 
 /// The bytes of an upload so far. The file in the log stays as it is until the upload is complete.
@@ -115,7 +124,7 @@ impl EntrySink for FileAssembler<'_> {
             }
             self.uploads.take(&part.path, part.start);
             if !self.staged.contains_key(&part.path) {
-                let file = self.new_file()?;
+                let file = self.new_file();
                 self.staged.insert(part.path.clone(), file);
             }
             self.write(&part.path, part.start, bytes)?;
@@ -127,6 +136,10 @@ impl EntrySink for FileAssembler<'_> {
             }
         }
         self.uploads.end_entry(&entry.header);
+        if entry.header.parts.len() >= PACK_INTERVAL / 4 {
+            pack(&mut self.state.files);
+            pack(&mut self.staged);
+        }
         Ok(())
     }
 
@@ -160,7 +173,7 @@ impl FileAssembler<'_> {
             };
             let opened = self
                 .directory
-                .open(&staged.path)
+                .open(&staged.path())
                 .map_err(|cause| Error::io(format!("read {path}"), cause))?;
             let opened = opened.ok_or_else(|| {
                 Error::corrupt(format!("the temporary copy of {path} no longer exists"))
@@ -199,20 +212,25 @@ impl FileAssembler<'_> {
             let failed = |cause| Error::io(format!("read {path}"), cause);
             let opened = self
                 .directory
-                .open(&from.path)
+                .open(&from.path())
                 .map_err(failed)?
                 .ok_or_else(|| {
                     Error::corrupt(format!("the temporary copy of {path} no longer exists"))
                 })?;
             let name = renamer.path(&path)?;
-            let mut to = self.new_file()?;
-            let (len, hash) =
-                renamer.copy(self.directory, &*opened, &path, (file.kind, len), &to.path)?;
+            let mut to = self.new_file();
+            let (len, hash) = renamer.copy(
+                self.directory,
+                &*opened,
+                &path,
+                (file.kind, len),
+                &to.path(),
+            )?;
             let sha256 = hash.digest();
             (to.len, to.hash) = (len, hash.into());
             self.staged.insert(name.clone(), to);
             // A fork of a fork must not need space for every session in between.
-            self.directory.remove(&from.path).map_err(|cause| {
+            self.directory.remove(&from.path()).map_err(|cause| {
                 Error::io(format!("remove the temporary copy of {path}"), cause)
             })?;
             self.state.files.insert(
@@ -227,14 +245,15 @@ impl FileAssembler<'_> {
         Ok(())
     }
 
-    fn new_file(&mut self) -> Result<StagedFile> {
+    fn new_file(&mut self) -> StagedFile {
         self.created += 1;
-        let name = format!("{}-{:08}", self.attempt, self.created);
-        Ok(StagedFile {
-            path: self.stage.join(&name)?,
+        StagedFile {
+            stage: self.stage.clone(),
+            attempt: self.attempt,
+            number: self.created,
             hash: RunningHash::default().into(),
             len: 0,
-        })
+        }
     }
 
     /// Adds a part to an upload. The last part replaces the file, or its end.
@@ -244,12 +263,12 @@ impl FileAssembler<'_> {
             Some(upload) => upload,
             None => StagedUpload {
                 start: part.start,
-                file: self.new_file()?,
+                file: self.new_file(),
                 hash: self.hash_up_to(&part.path, part.start).map_err(failed)?,
             },
         };
         self.directory
-            .write_at(&upload.file.path, upload.file.len, bytes)
+            .write_at(&upload.file.path(), upload.file.len, bytes)
             .map_err(failed)?;
         upload.hash.update(bytes);
         upload.file.len += bytes.len() as u64;
@@ -265,13 +284,13 @@ impl FileAssembler<'_> {
     fn complete_upload(&mut self, path: &RelPath, upload: StagedUpload) -> std::io::Result<()> {
         if upload.start == 0 {
             if let Some(replaced) = self.staged.insert(path.clone(), upload.file) {
-                self.directory.remove(&replaced.path)?;
+                self.directory.remove(&replaced.path())?;
             }
             return Ok(());
         }
         let (Some(staged), Some(file)) = (
             self.staged.get_mut(path),
-            self.directory.open(&upload.file.path)?,
+            self.directory.open(&upload.file.path())?,
         ) else {
             return Err(std::io::ErrorKind::NotFound.into());
         };
@@ -283,13 +302,14 @@ impl FileAssembler<'_> {
                 count => {
                     let offset = upload.start + copied;
                     self.directory
-                        .write_at(&staged.path, offset, &buffer[..count])?;
+                        .write_at(&staged.path(), offset, &buffer[..count])?;
                     copied += count as u64;
                 }
             }
         }
+        let uploaded = upload.file.path();
         (staged.len, staged.hash) = (upload.start + copied, upload.file.hash);
-        self.directory.remove(&upload.file.path)
+        self.directory.remove(&uploaded)
     }
 
     /// The hash of the first bytes of a file.
@@ -300,7 +320,7 @@ impl FileAssembler<'_> {
         if let Some(hash) = staged.hash.running().filter(|_| len == staged.len) {
             return Ok(hash.clone());
         }
-        let file = self.directory.open(&staged.path)?;
+        let file = self.directory.open(&staged.path())?;
         let cursor = file.map(|file| FileCursor::read(&*file, FileKind::Whole, len));
         let cursor = cursor.transpose()?.flatten();
         let hash = cursor.and_then(|cursor| cursor.hash.running().cloned());
@@ -314,7 +334,7 @@ impl FileAssembler<'_> {
             return Ok(());
         };
         self.directory
-            .write_at(&staged.path, start, bytes)
+            .write_at(&staged.path(), start, bytes)
             .map_err(failed)?;
         hash.update(bytes);
         (staged.len, staged.hash) = (start + bytes.len() as u64, hash.into());
@@ -348,11 +368,11 @@ impl FileAssembler<'_> {
             };
             let failed = |cause| Error::io(format!("truncate {path}"), cause);
             self.directory
-                .write_at(&staged.path, length, &[])
+                .write_at(&staged.path(), length, &[])
                 .map_err(failed)?;
             let opened = self
                 .directory
-                .open(&staged.path)
+                .open(&staged.path())
                 .map_err(failed)?
                 .ok_or_else(|| {
                     Error::corrupt(format!("the temporary copy of {path} no longer exists"))

@@ -40,7 +40,7 @@ pub fn find_foreign_files(
             FileClass::Ignored => false,
             FileClass::Stored(name, _) => name == id.name,
             FileClass::SessionInContent(key, _, fallback) => {
-                let start = read_start(directory, &staged.path)?;
+                let start = read_start(directory, &staged.path())?;
                 let name =
                     find_session_id(&start, key).map(|id| LogName::Session(SessionId::escape(&id)));
                 // The line that names the session may not be complete, and so not stored, yet.
@@ -60,7 +60,7 @@ pub fn find_foreign_files(
             break;
         }
         if profile.has_messages(path) && !foreign.contains(path) {
-            remove_named((profile, directory), path, &staged.path, &mut named)?;
+            remove_named((profile, directory), path, &staged.path(), &mut named)?;
         }
     }
     Ok(ForeignFiles {

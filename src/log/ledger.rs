@@ -14,6 +14,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::model::{
     Digest, FileHash, FileKind, FileStat, LogId, RelPath, RunningHash, TurnTracker,
 };
+use crate::sys::packed::pack;
 use crate::sys::{Directory, OpenFile, STATE_DIR};
 
 /// Number of bytes before the cursor that every scan compares.
@@ -256,7 +257,10 @@ impl Ledger {
             1 => {
                 let mut body = reader();
                 body.read_exact(&mut stored).map_err(failed)?;
-                serde_json::from_reader(body).map_err(|cause| damaged(&cause.to_string()))
+                let mut ledger: Ledger =
+                    serde_json::from_reader(body).map_err(|cause| damaged(&cause.to_string()))?;
+                pack(&mut ledger.files);
+                Ok(ledger)
             }
             other => Err(version::unknown(path, other)),
         }

@@ -45,6 +45,11 @@ impl RelPath {
         self.0.rsplit('/').next().unwrap_or_default()
     }
 
+    /// The path of a file in the directory `self` whose name is two numbers.
+    pub fn join_number(&self, first: u32, second: u32) -> RelPath {
+        RelPath(format!("{}/{first}-{second:08}", self.0).into())
+    }
+
     /// The path of `name` in the directory `self`.
     pub fn join(&self, name: &str) -> Result<RelPath> {
         format!("{}/{name}", self.0).parse()

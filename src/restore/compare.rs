@@ -59,7 +59,7 @@ pub fn compare(
 ) -> Result<Comparison> {
     let (state, staged) = stored;
     let directory = &*context.directory;
-    let stored = directory.open(&staged.path)?.ok_or(ErrorKind::NotFound)?;
+    let stored = directory.open(&staged.path())?.ok_or(ErrorKind::NotFound)?;
     // A copy for debugging is the log as it is. An agent gets complete lines.
     let len = match state.kind {
         FileKind::Append if options.claim => {

@@ -247,7 +247,8 @@ fn compare_files<'f>(
     ledger: Option<&Ledger>,
     options: &Options,
 ) -> Result<Vec<(FilePlan, &'f FileState)>> {
-    let mut plans = Vec::new();
+    // Not more than needed: a session can have a hundred thousand files.
+    let mut plans = Vec::with_capacity(assembler.state.files.len());
     let mut links = Links::default();
     for (path, file, staged) in assembler.files() {
         let failed = |cause: std::io::Error| {

@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::log::assemble::{FileAssembler, StagedFile};
 use crate::log::ledger::{FileCursor, Ledger};
 use crate::model::{FileKind, FileState, RelPath};
+use crate::sys::packed::insert_packed;
 use crate::sys::{BlockedPath, Directory, FileAttributes, STATE_DIR};
 
 /// Writes the files of a report and returns their cursors. Transcripts come last, so that the files
@@ -49,7 +50,9 @@ pub(super) fn write_files(
             .filter(|plan| context.profile.is_transcript(&plan.path) == is_transcript);
         for plan in plans {
             let (cursor, repaired) = writer.write(plan, stored.get(&plan.path).copied())?;
-            cursors.extend(cursor.map(|cursor| (plan.path.clone(), cursor)));
+            if let Some(cursor) = cursor {
+                insert_packed(&mut cursors, plan.path.clone(), cursor);
+            }
             report.repaired.extend(repaired);
         }
     }
@@ -79,11 +82,11 @@ pub(super) fn preview_repairs(
         let failed = |cause| Error::io(format!("read {path}"), cause);
         let is_kept = plan.action == FileAction::Keep;
         let source = if is_kept {
-            &plan.local_path
+            plan.local_path.clone()
         } else {
-            &staged.path
+            staged.path()
         };
-        let Some(file) = directory.open(source).map_err(failed)? else {
+        let Some(file) = directory.open(&source).map_err(failed)? else {
             continue;
         };
         let len = if is_kept {
@@ -113,8 +116,8 @@ pub(super) fn preview_repairs(
 
 /// The path at which a repaired file is staged.
 fn repaired_path(staged: &StagedFile) -> Result<RelPath> {
-    let directory = staged.path.parent().unwrap_or_else(|| staged.path.clone());
-    directory.join("repaired")
+    let path = staged.path();
+    path.parent().unwrap_or(path).join("repaired")
 }
 
 struct FileWriter<'a> {
@@ -212,7 +215,7 @@ impl FileWriter<'_> {
             };
             self.complete(plan, file, staged)
                 .map_err(|cause| Error::io(format!("write {}", plan.path), cause))?;
-            completed.push(staged.path.clone());
+            completed.push(staged.path());
         }
         directory
             .sync_files(&completed)
@@ -227,17 +230,17 @@ impl FileWriter<'_> {
     ) -> std::io::Result<()> {
         let directory: &dyn Directory = &*self.context.directory;
         if plan.bytes < file.len {
-            directory.write_at(&staged.path, plan.bytes, &[])?;
+            directory.write_at(&staged.path(), plan.bytes, &[])?;
         }
-        if directory.stat(&staged.path)?.is_none() {
-            directory.write_at(&staged.path, 0, &[])?;
+        if directory.stat(&staged.path())?.is_none() {
+            directory.write_at(&staged.path(), 0, &[])?;
         }
         let attributes = FileAttributes {
             mode: file.mode,
             mtime_ns: file.mtime_ns,
             owner: self.options.owner,
         };
-        directory.finish(&staged.path, &attributes)
+        directory.finish(&staged.path(), &attributes)
     }
 
     /// Moves a staged file to its path.
@@ -249,13 +252,13 @@ impl FileWriter<'_> {
     ) -> std::io::Result<FileCursor> {
         let directory: &dyn Directory = &*self.context.directory;
         let owner = self.options.owner;
-        let opened = directory.open(&staged.path)?.ok_or(ErrorKind::NotFound)?;
+        let opened = directory.open(&staged.path())?.ok_or(ErrorKind::NotFound)?;
         let cursor = match plan.bytes == file.len {
             true => FileCursor::with_hash(&*opened, file.kind, file.len, staged.hash.clone())?,
             false => FileCursor::read(&*opened, file.kind, plan.bytes)?,
         };
         let cursor = cursor.ok_or(ErrorKind::UnexpectedEof)?;
-        directory.rename(&staged.path, &plan.path, owner)?;
+        directory.rename(&staged.path(), &plan.path, owner)?;
         // On another file system the rename is a copy, with another inode. No writer uses it yet.
         let stat = directory.stat(&plan.path)?.ok_or(ErrorKind::NotFound)?;
         let mut cursor = FileCursor {

@@ -17,6 +17,7 @@ pub mod lock;
 pub mod mutation;
 pub mod outbound;
 pub mod output;
+pub mod packed;
 pub mod private_file;
 pub mod program_version;
 pub mod progress;

@@ -6,14 +6,17 @@ use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use sessiond::capture::EntryLimits;
 use sessiond::capture::flush::LogFlusher;
 use sessiond::log::ledger::Ledger;
 
+use crate::encryption::bucket;
 use crate::support::TempHome;
-use crate::support::backend::{Backend, Running, eventually, transcript};
+use crate::support::backend::{Backend, Ran, Running, eventually, transcript};
 use crate::support::files::{append, files_below};
 use crate::support::rng::TestRng;
 use crate::support::slow;
@@ -315,12 +318,12 @@ fn large_files_of_eight_sessions_stay_within_the_memory_limit() {
     });
 }
 
-slow!(ten_thousand_files_stay_within_the_memory_limit);
-fn ten_thousand_files_stay_within_the_memory_limit() {
+slow!(sixty_thousand_files_stay_within_the_memory_limit);
+fn sixty_thousand_files_stay_within_the_memory_limit() {
     assert_bounded_memory(&["s1"], |projects| {
         let directory = projects.join("s1/tool-results");
         std::fs::create_dir_all(&directory).unwrap();
-        for at in 0..10_000 {
+        for at in 0..60_000 {
             std::fs::write(
                 directory.join(format!("result-{at:06}.txt")),
                 at.to_string(),
@@ -328,6 +331,63 @@ fn ten_thousand_files_stay_within_the_memory_limit() {
             .unwrap();
         }
     });
+}
+
+/// Changes a side file of several parts until `flush --wait` returns. `change` gets the file and the
+/// number of stored entries.
+fn flush_while(mut change: impl FnMut(&File, usize) + Send + 'static) -> Ran {
+    let (backend, home) = (Backend::file(), TempHome::new());
+    append(&transcript(&home, "s1"), "{\"n\":1}\n");
+    let result = home
+        .home()
+        .join(".claude/projects/-work-app/s1/tool-results/a.bin");
+    write_noise(&result, 1, 3);
+    let log = bucket(&backend).join("v1/default/claude-code/s1/log");
+    let is_done = Arc::new(AtomicBool::new(false));
+    let writer = std::thread::spawn({
+        let is_done = is_done.clone();
+        move || {
+            let file = File::options().write(true).open(result).unwrap();
+            while !is_done.load(Ordering::Relaxed) {
+                change(&file, std::fs::read_dir(&log).map_or(0, Iterator::count));
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    });
+    let _daemon = backend.daemon(&home, &[]);
+    let flush = backend.run(&home, &["flush", "--wait", "--timeout", "60s"]);
+    is_done.store(true, Ordering::Relaxed);
+    writer.join().unwrap();
+    flush
+}
+
+slow!(a_flush_ends_although_a_large_side_file_grows);
+fn a_flush_ends_although_a_large_side_file_grows() {
+    // It grows faster than it is uploaded: by more than one part for each entry.
+    let (mut len, mut grown) = (3 << 20, 0);
+    flush_while(move |file, entries| {
+        for entry in grown..entries {
+            let more = noise(entry as u64, 1_200_000);
+            file.write_all_at(&more, len).unwrap();
+            len += more.len() as u64;
+        }
+        grown = grown.max(entries);
+    })
+    .ok();
+}
+
+slow!(a_flush_reports_a_large_side_file_that_is_rewritten_all_the_time);
+fn a_flush_reports_a_large_side_file_that_is_rewritten_all_the_time() {
+    let mut round = 0_u64;
+    let rewrite = move |file: &File, _| {
+        round += 1;
+        file.write_all_at(&round.to_le_bytes(), 0).unwrap();
+    };
+    flush_while(rewrite).fails(
+        5,
+        "not everything is durable: projects/-work-app/s1/tool-results/a.bin changes during every upload",
+        "run \"sessiond flush --wait\" again",
+    );
 }
 
 slow!(sessions_with_gigabytes_do_not_delay_another_session);
