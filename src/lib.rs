@@ -47,6 +47,8 @@ mod fork;
 #[cfg(not(debug_assertions))]
 mod history;
 #[cfg(not(debug_assertions))]
+mod http;
+#[cfg(not(debug_assertions))]
 mod index;
 #[cfg(not(debug_assertions))]
 mod log;
@@ -58,6 +60,8 @@ mod model;
 mod operations;
 #[cfg(not(debug_assertions))]
 mod restore;
+#[cfg(not(debug_assertions))]
+mod serve;
 #[cfg(not(debug_assertions))]
 mod sessions;
 #[cfg(not(debug_assertions))]
@@ -106,6 +110,9 @@ pub mod fork;
 pub mod history;
 #[cfg(debug_assertions)]
 #[doc(hidden)]
+pub mod http;
+#[cfg(debug_assertions)]
+#[doc(hidden)]
 pub mod index;
 #[cfg(debug_assertions)]
 #[doc(hidden)]
@@ -122,6 +129,9 @@ pub mod operations;
 #[cfg(debug_assertions)]
 #[doc(hidden)]
 pub mod restore;
+#[cfg(debug_assertions)]
+#[doc(hidden)]
+pub mod serve;
 #[cfg(debug_assertions)]
 #[doc(hidden)]
 pub mod sessions;

@@ -156,6 +156,29 @@ impl Parts {
         }
     }
 
+    /// The parts for the logs of another agent or namespace in the same store and index. They have
+    /// no root: nothing can be restored with them. The transcripts of an agent without a profile are
+    /// not parsed.
+    pub fn for_logs_of(&self, namespace: Namespace, agent: AgentName) -> Result<Parts> {
+        let profile = match built_in_profile(&agent) {
+            _ if agent == *self.profile.name() => self.profile.clone(),
+            Some(profile) => profile,
+            None => Arc::new(Generic::new(agent.clone(), &Patterns::default())?),
+        };
+        Ok(Parts {
+            profile,
+            logs: Logs {
+                namespace,
+                agent,
+                ..self.logs.clone()
+            },
+            mirror: None,
+            agent_directory: None,
+            root: None,
+            ..self.clone()
+        })
+    }
+
     fn with_agent_directory(&self, directory: Disk) -> Parts {
         let mirror = mirror(&*self.profile, &directory).map(Arc::new);
         let root = match &mirror {

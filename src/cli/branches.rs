@@ -6,10 +6,7 @@ use crate::cli::table::Table;
 use crate::cli::{exit, print};
 use crate::config::Settings;
 use crate::error::Result;
-use crate::log::branches::Branch;
-use crate::log::read::ReadOptions;
-use crate::log::state::LogState;
-use crate::model::{LogId, Seq};
+use crate::operations::branches::{ListedBranch, branches};
 use crate::sessions::find;
 use crate::wire::Parts;
 
@@ -34,15 +31,6 @@ pub struct Args {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-}
-
-/// A branch, and the entry of the main line that adopted it.
-#[derive(Serialize)]
-struct ListedBranch {
-    #[serde(flatten)]
-    branch: Branch,
-    /// None if it was not adopted, or not with all its entries.
-    adopted_at: Option<Seq>,
 }
 
 #[derive(Serialize)]
@@ -83,26 +71,6 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     ])
     .print(&rows)?;
     Ok(exit::OK)
-}
-
-async fn branches(parts: &Parts, id: &LogId) -> Result<Vec<ListedBranch>> {
-    let branches = parts.logs.branches(id).await?;
-    let adopted = match branches.is_empty() {
-        true => Vec::new(),
-        false => {
-            let options = ReadOptions::default();
-            let main = parts.logs.read_log(id, options, LogState::default).await?;
-            main.sink.adopted
-        }
-    };
-    let listed = branches.into_iter().map(|branch| {
-        let adopted_at = adopted
-            .iter()
-            .rfind(|adopted| adopted.writer == branch.writer && adopted.branch_seq == branch.head)
-            .and_then(|adopted| adopted.seq);
-        ListedBranch { branch, adopted_at }
-    });
-    Ok(listed.collect())
 }
 
 fn row(listed: &ListedBranch, writers: &[&str], full: bool) -> Vec<String> {

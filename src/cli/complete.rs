@@ -40,6 +40,10 @@ fn sessions(prefix: &OsStr) -> Option<Vec<CompletionCandidate>> {
             status: None,
             request: None,
             labels: Vec::new(),
+            model: None,
+            since: None,
+            until: None,
+            title: None,
             limit: MAX_CANDIDATES,
             cursor: None,
         };

@@ -21,6 +21,7 @@ pub const GROUPS: [(&str, &[&str]); 6] = [
             "status",
             "hook",
             "serve-store",
+            "serve",
         ],
     ),
     (
@@ -48,7 +49,9 @@ pub const GROUPS: [(&str, &[&str]); 6] = [
     ),
     (
         "Operate",
-        &["doctor", "verify", "gc", "reindex", "config", "keygen"],
+        &[
+            "doctor", "verify", "gc", "reindex", "config", "keygen", "token",
+        ],
     ),
     ("Other", &["demo", "version", "completions", "man", "help"]),
 ];

@@ -63,6 +63,10 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         status: args.status.clone(),
         request: args.request.clone(),
         labels,
+        model: None,
+        since: None,
+        until: None,
+        title: None,
         limit: args.page.limit,
         cursor: args.page.cursor.clone(),
     };

@@ -1,17 +1,12 @@
 //! `messages`: the messages of a session in the index, with the beginning of their text.
 
-use std::collections::HashMap;
-
-use serde::Serialize;
-
 use crate::cli::table::Table;
 use crate::cli::{exit, print, select, time};
 use crate::config::Settings;
-use crate::error::{Error, Result};
-use crate::history::{ConversationReader, Extent, MessageList};
-use crate::index::{MessageFilter, MessageRow};
-use crate::model::{LogId, ResolvedPoint, Role, WriterId};
-use crate::operations::index::try_add_missing;
+use crate::error::Result;
+use crate::index::MessageFilter;
+use crate::model::{LogId, Role};
+use crate::operations::messages::{ListedMessage, ListedPage, branch_page, page};
 use crate::sessions::find;
 use crate::wire::Parts;
 
@@ -50,21 +45,6 @@ pub struct Args {
     pub page: select::PageArgs,
 }
 
-/// A message of the index with the beginning of its text.
-#[derive(Serialize)]
-struct ListedMessage {
-    #[serde(flatten)]
-    row: MessageRow,
-    /// None if the store has no text for the message, or if the store was not read.
-    text: Option<String>,
-}
-
-#[derive(Serialize)]
-struct ListedPage {
-    messages: Vec<ListedMessage>,
-    next: Option<String>,
-}
-
 /// Lists the messages.
 pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let parts = Parts::build(settings, None).await?;
@@ -78,99 +58,23 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         cursor: args.page.cursor.clone(),
     };
     let branch = select::branch(&parts, &id, args.branch.as_deref()).await?;
-    let page = match &branch {
+    let mut page = match &branch {
         Some(writer) => {
             let prices = settings.prices.clone().with_list();
-            let read = read_list(&parts, &id, Some(writer)).await?;
-            branch_page(read.rows(&filter, &prices), &filter, args.no_text)?
+            branch_page(&parts, &id, writer, &filter, &prices).await?
         }
-        None => indexed_page(&parts, &id, &filter, args.no_text).await?,
+        None => page(&parts, &id, &filter, !args.no_text).await?,
     };
+    for listed in &mut page.messages {
+        let text = listed.text.take().filter(|_| !args.no_text);
+        listed.text = text.map(|text| print::one_line(&text, MAX_TEXT_LEN));
+    }
     if args.page.json {
         print::json(&page)?;
     } else {
         print_page(&id, &page)?;
     }
     Ok(exit::OK)
-}
-
-/// A page of the main line, from the index.
-async fn indexed_page(
-    parts: &Parts,
-    id: &LogId,
-    filter: &MessageFilter,
-    no_text: bool,
-) -> Result<ListedPage> {
-    let mut page = parts.index.messages(id, filter).await?;
-    if page.messages.is_empty() && filter.cursor.is_none() {
-        if let Err(error) = try_add_missing(parts, id).await {
-            tracing::warn!(%error, "the index does not contain all messages of the session");
-        }
-        page = parts.index.messages(id, filter).await?;
-    }
-    let texts = if no_text || page.messages.is_empty() {
-        HashMap::new()
-    } else {
-        let read = read_list(parts, id, None).await.map(MessageList::texts);
-        read.unwrap_or_else(|error| {
-            tracing::warn!(%error, "cannot read the message texts; listing the messages without them");
-            HashMap::new()
-        })
-    };
-    let listed = page.messages.into_iter().map(|row| {
-        let key = row.path.clone().map(|path| (path, row.start));
-        let text = key.and_then(|key| texts.get(&key).cloned());
-        ListedMessage::new(row, text)
-    });
-    Ok(ListedPage {
-        messages: listed.collect(),
-        next: page.next,
-    })
-}
-
-/// A page of a branch. Its cursor is the number of rows before it.
-fn branch_page(
-    rows: Vec<(MessageRow, Option<String>)>,
-    filter: &MessageFilter,
-    no_text: bool,
-) -> Result<ListedPage> {
-    let skipped: usize = match filter.cursor.as_deref() {
-        None => 0,
-        Some(text) => text.parse().map_err(|_| {
-            Error::usage(format!(
-                "invalid --cursor value {text:?}: expected a number"
-            ))
-            .hint("use the cursor that the previous page printed")
-        })?,
-    };
-    let limit = filter.limit as usize;
-    let end = skipped.saturating_add(limit);
-    let next = (rows.len() > end).then(|| end.to_string());
-    let rows = rows.into_iter().skip(skipped).take(limit);
-    let listed = rows.map(|(row, text)| ListedMessage::new(row, text.filter(|_| !no_text)));
-    Ok(ListedPage {
-        messages: listed.collect(),
-        next,
-    })
-}
-
-impl ListedMessage {
-    fn new(row: MessageRow, text: Option<String>) -> ListedMessage {
-        let text = text.map(|text| print::one_line(&text, MAX_TEXT_LEN));
-        ListedMessage { row, text }
-    }
-}
-
-/// Reads the messages of the main line, or of a branch, from the store.
-async fn read_list(parts: &Parts, id: &LogId, branch: Option<&WriterId>) -> Result<MessageList> {
-    let read = ConversationReader::new(&parts.logs, &*parts.profile, id)
-        .read(
-            &ResolvedPoint::latest(branch),
-            Extent::All,
-            MessageList::default,
-        )
-        .await?;
-    Ok(read.visitor)
 }
 
 fn print_page(id: &LogId, page: &ListedPage) -> Result<()> {

@@ -40,6 +40,7 @@ pub mod rm;
 pub mod run;
 pub mod search;
 pub mod select;
+pub mod serve;
 pub mod serve_store;
 pub mod show;
 pub mod start;
@@ -48,6 +49,7 @@ pub mod status;
 pub mod table;
 pub mod tail;
 pub mod time;
+pub mod token;
 pub mod verify;
 pub mod version;
 
@@ -91,6 +93,7 @@ enum Command {
     Status(status::Args),
     Hook(hook::Args),
     ServeStore(serve_store::Args),
+    Serve(serve::Args),
     Ls(ls::Args),
     Show(show::Args),
     Tail(tail::Args),
@@ -121,6 +124,7 @@ enum Command {
     #[command(subcommand)]
     Config(config::Command),
     Keygen(keygen::Args),
+    Token(token::Args),
     Demo(demo::Args),
     Version(version::Args),
     Completions(manual::CompletionsArgs),
@@ -265,6 +269,7 @@ async fn dispatch(
         Command::Status(args) => status::run(&settings, args).await,
         Command::Hook(args) => hook::run(&settings, args).await,
         Command::ServeStore(args) => serve_store::run(&settings, args).await,
+        Command::Serve(args) => serve::run(&settings, args).await,
         Command::Ls(args) => ls::run(&settings, args).await,
         Command::Show(args) => show::run(&settings, args).await,
         Command::Tail(args) => tail::run(&settings, args).await,
@@ -294,6 +299,7 @@ async fn dispatch(
         Command::Reindex(args) => reindex::run(&settings, args).await,
         Command::Config(command) => config::run(&settings, command, matches, file).await,
         Command::Keygen(args) => keygen::run(&args),
+        Command::Token(args) => token::run(&args),
         Command::Demo(args) => demo::run(args),
         Command::Version(args) => version::run(&args),
         Command::Completions(args) => manual::completions(&args),

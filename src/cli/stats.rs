@@ -2,13 +2,12 @@
 
 use std::io::IsTerminal;
 
-use serde::Serialize;
-
 use crate::cli::table::Table;
 use crate::cli::{exit, print, select, time};
 use crate::config::Settings;
 use crate::error::Result;
 use crate::index::{GroupBy, StatsFilter, StatsRow};
+use crate::operations::stats::{Stats, stats};
 use crate::wire::Parts;
 
 /// Width of the longest bar, in characters.
@@ -37,12 +36,6 @@ pub struct Args {
     pub json: bool,
 }
 
-#[derive(Debug, Serialize)]
-struct Stats {
-    rows: Vec<StatsRow>,
-    total: StatsRow,
-}
-
 /// Prints the totals.
 pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let parts = Parts::build(settings, None).await?;
@@ -60,22 +53,7 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
         since: time::parse_optional("--since", args.since.as_deref(), now)?,
         until: time::parse_optional("--until", args.until.as_deref(), now)?,
     };
-    // Not the sum of the rows: a session can be in several of them.
-    let total = parts
-        .index
-        .stats(&all)
-        .await?
-        .pop()
-        .unwrap_or_else(|| StatsRow {
-            cost: Some(0),
-            ..StatsRow::default()
-        });
-    let rows = if group_by.is_some() {
-        parts.index.stats(&StatsFilter { group_by, ..all }).await?
-    } else {
-        Vec::new()
-    };
-    let stats = Stats { rows, total };
+    let stats = stats(&*parts.index, all, group_by).await?;
     if args.json {
         print::json(&stats)?;
         return Ok(exit::OK);

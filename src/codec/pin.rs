@@ -11,7 +11,7 @@ use crate::model::limits::MAX_SEQ;
 use crate::model::{Checkpoint, LogId, LogName, Seq, keys};
 
 /// A checkpoint with a name.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct NamedCheckpoint {
     version: u32,
     /// The name.

@@ -123,6 +123,10 @@ pub async fn queue_stale_logs(
             status: None,
             request: None,
             labels: Vec::new(),
+            model: None,
+            since: None,
+            until: None,
+            title: None,
             limit: PAGE_SIZE,
             cursor: cursor.take(),
         };

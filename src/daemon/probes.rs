@@ -16,10 +16,10 @@ use serde_json::json;
 use tokio::net::TcpListener;
 
 use crate::daemon::health::{HealthReport, HealthState};
-use crate::daemon::http::{self, ServerLimits};
-use crate::daemon::listen::Listener;
 use crate::daemon::metrics;
 use crate::error::{Error, Result};
+use crate::http::listen::Listener;
+use crate::http::server::{self, MAX_HEAD_LEN, ServerLimits};
 
 /// The default address. OpenTelemetry reserves this port for Prometheus.
 const DEFAULT_ADDRESS: &str = "127.0.0.1:9464";
@@ -28,6 +28,7 @@ const DEFAULT_ADDRESS: &str = "127.0.0.1:9464";
 const LIMITS: ServerLimits = ServerLimits {
     max_connections: 256,
     header_timeout: Duration::from_secs(2),
+    max_head_len: Some(MAX_HEAD_LEN),
     single_request_timeout: Some(Duration::from_secs(15)),
     write_timeout: Duration::from_secs(15),
 };
@@ -65,7 +66,7 @@ pub async fn start(address: Option<&str>, health: &Arc<HealthState>) -> Result<(
         (Ok((listener, address)), _) => {
             tracing::info!(%address, "serving /healthz, /readyz and /metrics");
             // The server runs until the process ends: probes also watch the final flush.
-            tokio::spawn(http::serve(
+            tokio::spawn(server::serve(
                 router(health.clone()),
                 Listener::Tcp(listener),
                 LIMITS,

@@ -21,7 +21,7 @@ use crate::sys::Directory;
 use crate::sys::clock::new_writer_id;
 
 /// A fork that was created.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, schemars::JsonSchema)]
 pub struct ForkReport {
     /// The new session.
     pub session: String,

@@ -21,7 +21,7 @@ pub struct Conversation {
 }
 
 /// A message at its place in the conversation.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, schemars::JsonSchema)]
 pub struct ThreadedMessage {
     /// 0 in the session's own conversation, plus one for each enclosing sub-agent.
     pub depth: usize,

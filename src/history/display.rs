@@ -29,7 +29,7 @@ const DESCRIPTIVE_FIELDS: [&str; 10] = [
 ];
 
 /// A message for display.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct DisplayMessage {
     /// Its position in the conversation, as in the index.
     pub position: i64,
@@ -57,7 +57,7 @@ pub struct DisplayMessage {
 }
 
 /// A part of a message.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum DisplayBlock {
     /// Text.

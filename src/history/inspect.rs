@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::model::{Checkpoint, LocatedMessage, RelPath, ResolvedPoint, Role, Seq, ToolCall};
 
 /// The state of a session at a point.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, schemars::JsonSchema)]
 pub struct Inspection {
     /// The session.
     pub session: String,
@@ -47,7 +47,7 @@ pub struct Inspection {
 }
 
 /// A sub-agent of a session.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct SubAgent {
     /// Its ID.
     pub id: String,

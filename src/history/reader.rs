@@ -77,7 +77,7 @@ impl<V> ConversationRead<V> {
 }
 
 /// The point that a fork started from.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct Origin {
     /// The session it was forked from.
     pub session: String,

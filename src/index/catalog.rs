@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::model::{AgentName, LogId, Namespace, Role, Tokens};
 
 /// Totals of the transcripts of one session.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct SessionTotals {
     /// Number of messages.
     pub messages: u64,
@@ -23,6 +23,7 @@ pub struct SessionTotals {
     /// Cost in millionths of a US dollar, in JSON in dollars; none if the cost of a response is
     /// unknown.
     #[serde(rename = "cost_usd", serialize_with = "serialize_dollars")]
+    #[schemars(with = "Option<f64>")]
     pub cost: Option<u64>,
     /// Number of lines that could not be parsed.
     pub unparsed_lines: u64,
@@ -60,7 +61,7 @@ pub struct MessageFilter {
 }
 
 /// A row of the message list. The text of the message is in the store.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct MessageRow {
     /// Orders the messages of a session: microseconds since 1970, increasing within a file.
     pub position: i64,
@@ -88,6 +89,7 @@ pub struct MessageRow {
     pub tokens: Option<Tokens>,
     /// Cost of that response in millionths of a US dollar, in JSON in dollars; none if unknown.
     #[serde(rename = "cost_usd", serialize_with = "serialize_dollars")]
+    #[schemars(with = "Option<f64>")]
     pub cost: Option<u64>,
     /// The sub-agent that wrote or received the message.
     pub sub_agent: Option<String>,
@@ -124,7 +126,7 @@ pub struct SearchFilter {
 }
 
 /// A message that matches a search.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct SearchHit {
     /// The agent.
     pub agent: String,
@@ -148,7 +150,7 @@ pub struct SearchHit {
 }
 
 /// The result of a search.
-#[derive(Debug, Clone, Default, Serialize)]
+#[derive(Debug, Clone, Default, Serialize, schemars::JsonSchema)]
 pub struct SearchResults {
     /// The matching messages, best match first.
     pub hits: Vec<SearchHit>,
@@ -187,7 +189,7 @@ pub struct StatsFilter {
 }
 
 /// Totals of one group of sessions.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct StatsRow {
     /// The common value of the grouping attribute; none if it is unknown or there is no grouping.
     pub group: Option<String>,
@@ -202,6 +204,7 @@ pub struct StatsRow {
     /// Cost in millionths of a US dollar, in JSON in dollars; none if the cost of a response is
     /// unknown.
     #[serde(rename = "cost_usd", serialize_with = "serialize_dollars")]
+    #[schemars(with = "Option<f64>")]
     pub cost: Option<u64>,
     /// Bytes before compression; none if they cannot be assigned to a group.
     pub raw_bytes: Option<u64>,

@@ -66,7 +66,7 @@ impl RecordOutcome {
 }
 
 /// A row of the session list.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct SessionRow {
     /// The namespace.
     pub namespace: String,
@@ -171,6 +171,15 @@ pub struct SessionFilter {
     pub request: Option<String>,
     /// Only sessions that have all of these labels.
     pub labels: Vec<Label>,
+    /// Only sessions whose last response has this model.
+    pub model: Option<String>,
+    /// Only sessions updated at or after this time.
+    pub since: Option<Timestamp>,
+    /// Only sessions updated before this time.
+    pub until: Option<Timestamp>,
+    /// Only sessions whose title or first prompt contains this text. ASCII letters match in both
+    /// cases.
+    pub title: Option<String>,
     /// Maximum number of sessions in the page; at most 1000.
     pub limit: u32,
     /// The `next` value of the previous page; none for the first page.
@@ -178,7 +187,7 @@ pub struct SessionFilter {
 }
 
 /// One page of sessions.
-#[derive(Debug, Clone, Default, Serialize)]
+#[derive(Debug, Clone, Default, Serialize, schemars::JsonSchema)]
 pub struct SessionPage {
     /// The sessions, most recently updated first.
     pub sessions: Vec<SessionRow>,

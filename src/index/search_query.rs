@@ -165,7 +165,7 @@ impl SearchQuery {
 }
 
 /// A part of a text with its matches.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct Snippet {
     /// The part, on one line.
     #[serde(rename = "snippet")]

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::model::{LogId, Seq, WriterId};
 
 /// A branch of a session.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct Branch {
     /// The writer that wrote it.
     pub writer: WriterId,

@@ -200,7 +200,7 @@ pub struct ReadLinks<'a> {
 }
 
 /// How the store contradicts the index.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct LogRollback {
     /// The last entry that the index knows.
     pub indexed_head: Seq,

@@ -11,7 +11,9 @@ use crate::model::message::ToolCall;
 use crate::model::{LogName, RelPath, Seq};
 
 /// What the agent was doing at a checkpoint.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
+)]
 #[serde(rename_all = "lowercase")]
 pub enum CheckpointStatus {
     /// The turn goes on: the checkpoint is the end of a step, or a named point within a turn.
@@ -52,7 +54,7 @@ pub const API_ERROR: &str = "api_error";
 
 /// The end of a turn or a step, or a point that a user has named. It is stored in the header of the entry
 /// that holds its last byte, so that it is exactly as durable as the bytes it refers to.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Checkpoint {
     /// The number of the checkpoint in its session, rewound ones included. 0 for a checkpoint that
     /// has only a name.

@@ -11,7 +11,9 @@ use sha2::{Digest as _, Sha256};
 use crate::error::{Error, Result};
 
 /// A SHA-256 digest, printed as 64 hex digits.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema,
+)]
 #[serde(try_from = "String", into = "String")]
 pub struct Digest([u8; 32]);
 

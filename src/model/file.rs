@@ -13,7 +13,9 @@ use crate::model::{Digest, Seq};
 /// A path below the root: relative, components separated by `/`, no `.` or `..`, no control
 /// characters. Paths from a store are untrusted; parsing them into this type makes them safe. Clones
 /// share the text: a session can have a hundred thousand files, and several sets hold their paths.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema,
+)]
 #[serde(try_from = "String", into = "String")]
 pub struct RelPath(Arc<str>);
 
@@ -102,7 +104,18 @@ impl fmt::Display for RelPath {
 
 /// How an agent writes a file.
 #[derive(
-    Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+    Debug,
+    Default,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Serialize,
+    Deserialize,
+    schemars::JsonSchema,
 )]
 #[serde(rename_all = "lowercase")]
 pub enum FileKind {

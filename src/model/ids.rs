@@ -34,7 +34,9 @@ fn validate(what: &str, text: &str, max_len: usize) -> Result<()> {
 macro_rules! identifier {
     ($(#[$doc:meta])* $name:ident, $what:literal, $max_len:literal) => {
         $(#[$doc])*
-        #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[derive(
+            Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema,
+        )]
         #[serde(try_from = "String", into = "String")]
         pub struct $name(String);
 
@@ -129,7 +131,9 @@ pub(super) fn escape(name: &str) -> String {
 }
 
 /// The name of a log: that of a session, or of the files that belong to a project.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema,
+)]
 #[serde(try_from = "String", into = "String")]
 pub enum LogName {
     /// A session has one writer at a time.

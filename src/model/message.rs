@@ -15,7 +15,9 @@ const MAX_TOKENS: u64 = 1_000_000_000_000;
 pub const MAX_COST: u64 = 1_000_000_000_000;
 
 /// The author of a message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, schemars::JsonSchema,
+)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
     /// A person or program that prompts the agent.
@@ -44,7 +46,9 @@ impl Role {
 }
 
 /// Token usage of a response.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
+)]
 pub struct Tokens {
     /// Input tokens that no cache provided.
     pub input: u64,
@@ -111,7 +115,7 @@ pub enum Block {
 }
 
 /// A tool call.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct ToolCall {
     /// ID of the call; its result refers to it.
     pub id: String,

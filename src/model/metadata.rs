@@ -21,7 +21,7 @@ const MAX_VALUE_LEN: usize = 1024;
 const MAX_REQUEST_ID_LEN: usize = 512;
 
 /// How long to keep a session after its last change.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Ttl {
     /// The session never expires.

