@@ -140,9 +140,10 @@ pub fn main() -> ExitCode {
         .var(environment::COMPLETE)
         .complete();
     let color = print::color_choice_of_arguments();
-    let parsed = help::command()
-        .color(color)
-        .try_get_matches()
+    // Building the definition takes as long as some commands, so it is built once.
+    let mut definition = help::command().color(color);
+    let parsed = definition
+        .try_get_matches_from_mut(std::env::args_os())
         .and_then(|matches| Cli::from_arg_matches(&matches).map(|cli| (cli, matches)));
     let (cli, matches) = match parsed {
         Ok(parsed) => parsed,
@@ -157,7 +158,7 @@ pub fn main() -> ExitCode {
         }
     };
     let is_hook_event = cli.command.is_hook_event();
-    match run(cli, &matches) {
+    match run(cli, &matches, &definition) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             print::error(&error);
@@ -170,7 +171,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-fn run(cli: Cli, matches: &ArgMatches) -> Result<u8> {
+fn run(cli: Cli, matches: &ArgMatches, definition: &clap::Command) -> Result<u8> {
     let Cli {
         mut settings,
         mut command,
@@ -190,7 +191,7 @@ fn run(cli: Cli, matches: &ArgMatches) -> Result<u8> {
     let shares_terminal = matches!(command, Command::Run(_));
     logging::start(&settings.output, shares_terminal, traces.as_ref())?;
     if !command.is_hook_event() {
-        environment::warn_about_unknown(&help::command());
+        environment::warn_about_unknown(definition);
     }
     if let Some(file) = file.as_ref().filter(|file| file.is_exposed) {
         tracing::warn!(

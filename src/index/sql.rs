@@ -67,8 +67,8 @@ pub struct SqlIndex {
 /// A pool, and the index file that it was opened for.
 struct Connected {
     pool: AnyPool,
-    /// The connection that migrated the schema, for the next call: a process that makes only one
-    /// call connects only once.
+    /// The connection that checked the schema, for the next call: a restore makes a few calls, one
+    /// after the other, and connects only once.
     first: Option<AnyConnection>,
     file: Option<FileIdentity>,
 }
@@ -123,6 +123,17 @@ impl SqlIndex {
         let pool = connected.pool.clone();
         drop(slot);
         Ok(IndexConnection::Pooled(pool.acquire().await?))
+    }
+
+    /// Keeps the first connection for the next call of a restore. The caller has read all of its
+    /// response. The last call of a restore records its claim and does not keep the connection, so
+    /// that an idle daemon has none.
+    async fn keep_first(&self, connection: IndexConnection) {
+        if let IndexConnection::First(first) = connection
+            && let Some(connected) = &mut *self.connected.lock().await
+        {
+            connected.first = Some(first);
+        }
     }
 
     async fn connect_in<'a>(
@@ -372,13 +383,15 @@ impl Index for SqlIndex {
              WHERE namespace = $1 AND agent = $2 AND session = $3 AND branch = '' ORDER BY seq DESC LIMIT $4";
         self.call(async {
             let (namespace, agent, id) = log_columns(log);
+            let mut connection = self.acquire().await?;
             let rows = sqlx::query(SQL)
                 .bind(namespace)
                 .bind(agent)
                 .bind(id)
                 .bind(i64::from(limit))
-                .fetch_all(&mut *self.acquire().await?)
+                .fetch_all(&mut *connection)
                 .await?;
+            self.keep_first(connection).await;
             rows.iter().map(rows::read_entry).collect()
         })
         .await

@@ -56,6 +56,9 @@ impl Logs {
 
     /// All segments of a log.
     pub async fn list_segments(&self, id: &LogId) -> Result<Vec<Segment>> {
+        if let Some(segments) = self.list_in_one_page(id).await? {
+            return Ok(segments);
+        }
         let listed = try_join(
             self.list_compacted_segments(id),
             self.list_entry_segments(id, 0),
@@ -90,11 +93,46 @@ impl Logs {
         }
     }
 
+    /// Like `list_newest_segments`, but sends only one request if the objects of the log fit into one
+    /// page.
+    pub async fn list_newest_segments_at_once(&self, id: &LogId) -> Result<Vec<Segment>> {
+        let Some(mut segments) = self.list_in_one_page(id).await? else {
+            return self.list_newest_segments_in_one_round_trip(id).await;
+        };
+        if is_active(Mutation::IgnoreEntriesAfterMerge)
+            && segments.iter().any(Segment::is_compacted)
+        {
+            segments.retain(Segment::is_compacted);
+        }
+        Ok(segments)
+    }
+
+    /// All segments of a log; none if its objects do not fit into one page.
+    async fn list_in_one_page(&self, id: &LogId) -> Result<Option<Vec<Segment>>> {
+        let page = self
+            .store
+            .list_tree(&keys::log_root(id))
+            .await
+            .with_context(|| format!("list {id}"))?;
+        if page.next.is_some() {
+            return Ok(None);
+        }
+        let of = |directory: String, kind| {
+            let objects = page.objects.iter().filter(move |object| {
+                let name = object.key.strip_prefix(directory.as_str());
+                name.is_some_and(|name| !name.contains('/'))
+            });
+            objects.filter_map(move |object| to_segment(object, kind))
+        };
+        let mut segments = Vec::new();
+        segments.extend(of(keys::snapshots_dir(id), SegmentKind::Snapshot));
+        segments.extend(of(keys::merges_dir(id), SegmentKind::Merge));
+        segments.extend(of(keys::entries_dir(id), SegmentKind::Entry));
+        Ok(Some(segments))
+    }
+
     /// Like `list_newest_segments`, but takes only one round trip if the entries fit into one page.
-    pub(super) async fn list_newest_segments_in_one_round_trip(
-        &self,
-        id: &LogId,
-    ) -> Result<Vec<Segment>> {
+    async fn list_newest_segments_in_one_round_trip(&self, id: &LogId) -> Result<Vec<Segment>> {
         let directory = keys::entries_dir(id);
         let entries = async {
             self.store

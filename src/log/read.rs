@@ -95,7 +95,7 @@ impl Logs {
             if complete {
                 self.list_segments(id).await
             } else {
-                self.list_newest_segments_in_one_round_trip(id).await
+                self.list_newest_segments_at_once(id).await
             }
         };
         listed

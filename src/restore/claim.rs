@@ -88,8 +88,9 @@ pub(super) async fn take_over(
     }
     restored.report.writer = Some(log_writer.writer.to_string());
     ledger.log_writer = log_writer;
-    if let Err(error) = ledger.save(&*context.directory, true) {
-        // The ledger from before the claim exists: the daemon finds the claim, and claims again.
+    // Not synced, because the agent waits for it. After a power failure, as after an error, the ledger
+    // from before the claim exists: the daemon finds the claim, and claims again.
+    if let Err(error) = ledger.save(&*context.directory, false) {
         tracing::warn!(%error, "saving the ledger failed; the next daemon will claim the log again");
     }
     Ok(Some(restored))

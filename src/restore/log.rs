@@ -431,7 +431,7 @@ async fn prepare_up_to_date(
     };
     let segments = context
         .logs
-        .list_newest_segments(id)
+        .list_newest_segments_at_once(id)
         .instrument(tracing::info_span!(target: TRACE_TARGET, "plan"))
         .await?;
     let head = segments::head(&segments);

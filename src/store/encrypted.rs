@@ -264,6 +264,10 @@ impl Store for EncryptedStore {
         self.inner.list(prefix, after).await
     }
 
+    async fn list_tree(&self, directory: &str) -> Result<ListPage> {
+        self.inner.list_tree(directory).await
+    }
+
     async fn delete(&self, key: &str) -> Result<()> {
         self.inner.delete(key).await
     }

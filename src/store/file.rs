@@ -163,6 +163,15 @@ impl Store for FileStore {
         .await
     }
 
+    async fn list_tree(&self, directory: &str) -> Result<ListPage> {
+        let name = directory.trim_end_matches('/').to_owned();
+        check_key(&name)?;
+        self.blocking(self.context("list", directory), move |inner| {
+            inner.list_tree(name)
+        })
+        .await
+    }
+
     async fn delete(&self, key: &str) -> Result<()> {
         let path = self.inner.path(key)?;
         self.blocking(self.context("delete", key), move |inner| {

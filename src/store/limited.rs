@@ -53,6 +53,11 @@ impl Store for ConcurrencyLimited {
         self.inner.list(prefix, after).await
     }
 
+    async fn list_tree(&self, directory: &str) -> Result<ListPage> {
+        let _permit = self.permit().await?;
+        self.inner.list_tree(directory).await
+    }
+
     async fn delete(&self, key: &str) -> Result<()> {
         let _permit = self.permit().await?;
         self.inner.delete(key).await

@@ -88,6 +88,10 @@ pub trait Store: Send + Sync + 'static {
     /// the key `after`. A prefix that does not end in `/` matches all names that start with it.
     async fn list(&self, prefix: &str, after: Option<&str>) -> Result<ListPage>;
 
+    /// Lists up to 1000 objects below `directory`, at any depth, ordered by key, with one request. If
+    /// `next` is set, there are more, and the page is not complete.
+    async fn list_tree(&self, directory: &str) -> Result<ListPage>;
+
     /// Deletes `key`; succeeds if it does not exist.
     async fn delete(&self, key: &str) -> Result<()>;
 
@@ -221,6 +225,10 @@ mod tests {
                 directories: vec![format!("{prefix}s/"); 1000],
                 next: Some(prefix.to_owned()),
             })
+        }
+
+        async fn list_tree(&self, directory: &str) -> Result<ListPage> {
+            self.list(directory, None).await
         }
 
         async fn delete(&self, _: &str) -> Result<()> {

@@ -45,6 +45,10 @@ impl Store for RetryingReads {
         backoff::retry(&self.rng, MAX_ATTEMPTS, || self.inner.list(prefix, after)).await
     }
 
+    async fn list_tree(&self, directory: &str) -> Result<ListPage> {
+        backoff::retry(&self.rng, MAX_ATTEMPTS, || self.inner.list_tree(directory)).await
+    }
+
     async fn delete(&self, key: &str) -> Result<()> {
         self.inner.delete(key).await
     }

@@ -410,6 +410,25 @@ impl Store for S3Store {
         }
     }
 
+    async fn list_tree(&self, directory: &str) -> Result<ListPage> {
+        let context = self.context("list", directory);
+        let request = self
+            .client
+            .list_objects_v2()
+            .bucket(&self.bucket)
+            .prefix(self.key(directory))
+            .max_keys(MAX_PAGE);
+        match self.with_timeout(&context, 0, request.send()).await? {
+            Ok(response) => self.page(&context, &response, None, None),
+            Err(error) => Err(classify(
+                context,
+                &self.bucket,
+                self.endpoint.as_deref(),
+                &error,
+            )),
+        }
+    }
+
     async fn delete(&self, key: &str) -> Result<()> {
         let context = self.context("delete", key);
         let request = self

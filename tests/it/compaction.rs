@@ -146,6 +146,7 @@ async fn a_restore_takes_three_sequential_round_trips() {
     };
     // Only requests take time here: concurrent requests take as long as one.
     world.store.set_latency(Duration::from_secs(1));
+    let lists_before = world.store.lists();
     let began = tokio::time::Instant::now();
     let report = restore::restore(
         &context,
@@ -165,6 +166,7 @@ async fn a_restore_takes_three_sequential_round_trips() {
     );
     // List, read, claim.
     assert_eq!(began.elapsed().as_secs(), 3);
+    assert_eq!(world.store.lists() - lists_before, 1);
     let missing =
         restore::restore(&context, &world.id("nobody"), &restore::Options::default()).await;
     assert!(

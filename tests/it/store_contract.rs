@@ -219,6 +219,23 @@ async fn check_listing_depth(store: &dyn Store) {
     assert_eq!((keys, page.next), (vec!["l/a", "l/b.x", "l/bc"], None));
     assert_eq!(page.directories, ["l/b-1/", "l/b/", "l/c/"]);
 
+    let tree = store.list_tree("l/").await.expect("list");
+    let keys: Vec<&str> = tree
+        .objects
+        .iter()
+        .map(|object| object.key.as_str())
+        .collect();
+    assert_eq!(
+        keys,
+        [
+            "l/a", "l/b-1/x", "l/b.x", "l/b/1", "l/b/2", "l/bc", "l/c/d/e"
+        ],
+        "every depth"
+    );
+    assert!(tree.directories.is_empty() && tree.next.is_none());
+    let missing = store.list_tree("l/missing/").await.expect("list");
+    assert!(missing.objects.is_empty() && missing.next.is_none());
+
     let page = store.list("l/b", None).await.expect("list");
     let keys: Vec<&str> = page
         .objects
@@ -297,6 +314,10 @@ async fn check_paging(store: &dyn Store) {
 
     let first = store.list("many/o/", None).await.expect("list");
     assert!(first.objects.len() <= 1000 && first.next.is_some());
+    for directory in ["many/", "many/o/", "many/f/"] {
+        let tree = store.list_tree(directory).await.expect("list");
+        assert!(tree.next.is_some(), "{directory} has more than a page");
+    }
     let last = first.objects.last().expect("some").key.clone();
     let all: Vec<String> = list_objects(store, "many/o/", None)
         .await
@@ -455,6 +476,18 @@ impl Store for PrefixedStore {
                 .collect(),
             directories: page.directories.into_iter().map(short).collect(),
             next: page.next.map(|next| format!("{PAGE_MARK}{next}")),
+        })
+    }
+
+    async fn list_tree(&self, directory: &str) -> Result<ListPage> {
+        let page = self.0.list_tree(&format!("{LOG}{directory}")).await?;
+        let objects = page.objects.into_iter().map(|object| Object {
+            key: object.key.strip_prefix(LOG).expect("below").to_owned(),
+            ..object
+        });
+        Ok(ListPage {
+            objects: objects.collect(),
+            ..page
         })
     }
 

@@ -187,6 +187,23 @@ impl Bucket {
         }
     }
 
+    fn list_tree(&self, directory: &str) -> ListPage {
+        let inner = self.inner();
+        let below = inner
+            .objects
+            .range::<str, _>((Bound::Included(directory), Bound::Unbounded))
+            .take_while(|(key, _)| key.starts_with(directory));
+        let objects = below.map(|(key, stored)| Object {
+            key: key.clone(),
+            size: stored.raw.len() as u64,
+            modified: stored.modified,
+        });
+        ListPage {
+            objects: objects.collect(),
+            ..ListPage::default()
+        }
+    }
+
     fn list(&self, prefix: &str, after: Option<&str>) -> ListPage {
         let inner = self.inner();
         let (mut objects, mut directories) = (Vec::new(), BTreeSet::new());
@@ -358,6 +375,11 @@ impl Store for Connection {
             .await
     }
 
+    async fn list_tree(&self, directory: &str) -> Result<ListPage> {
+        self.read("list", directory, |bucket| bucket.list_tree(directory))
+            .await
+    }
+
     async fn delete(&self, key: &str) -> Result<()> {
         self.read("delete", key, |bucket| bucket.delete(key)).await
     }
@@ -396,6 +418,10 @@ impl Store for Plain {
 
     async fn list(&self, prefix: &str, after: Option<&str>) -> Result<ListPage> {
         Ok(self.0.list(prefix, after))
+    }
+
+    async fn list_tree(&self, directory: &str) -> Result<ListPage> {
+        Ok(self.0.list_tree(directory))
     }
 
     async fn delete(&self, key: &str) -> Result<()> {

@@ -5,7 +5,7 @@ use std::ops::{Deref, DerefMut};
 use sqlx::pool::PoolConnection;
 use sqlx::{Any, AnyConnection};
 
-/// The first connection of the process, which ends with the call, or a connection of the pool.
+/// The first connection of the process, or a connection of the pool.
 pub(super) enum IndexConnection {
     First(AnyConnection),
     Pooled(PoolConnection<Any>),

@@ -190,6 +190,27 @@ impl ObjectDirectory {
         self.page(keys, has_more)
     }
 
+    /// The objects below a directory. Visits at most as many directories as a page has objects, so a
+    /// loop of links ends.
+    pub(super) fn list_tree(&self, directory: String) -> Result<ListPage> {
+        let mut tree = ListPage::default();
+        let mut pending = vec![directory];
+        let mut visited = 0;
+        while let Some(directory) = pending.pop() {
+            let page = self.list(&directory, "", None)?;
+            visited += 1;
+            tree.objects.extend(page.objects);
+            let directories = page.directories.iter();
+            pending.extend(directories.map(|name| name.trim_end_matches('/').to_owned()));
+            if page.next.is_some() || tree.objects.len().max(visited + pending.len()) > MAX_PAGE {
+                tree.next = Some(directory);
+                break;
+            }
+        }
+        tree.objects.sort_unstable_by(|a, b| a.key.cmp(&b.key));
+        Ok(tree)
+    }
+
     fn page(&self, keys: Vec<String>, has_more: bool) -> Result<ListPage> {
         let mut page = ListPage {
             next: keys.last().filter(|_| has_more).cloned(),

@@ -178,6 +178,11 @@ impl Store for FaultyStore {
         self.inner.list(prefix, after).await
     }
 
+    async fn list_tree(&self, directory: &str) -> Result<ListPage> {
+        self.admit(directory, &self.lists).await?;
+        self.inner.list_tree(directory).await
+    }
+
     async fn delete(&self, key: &str) -> Result<()> {
         self.admit(key, &self.writes).await?;
         self.inner.delete(key).await
