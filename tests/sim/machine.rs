@@ -1,5 +1,6 @@
 //! One machine: a volume, its agent, and the sessiond that runs there, if any.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, LazyLock};
@@ -58,6 +59,9 @@ static SIGNATURES: LazyLock<SignaturePolicy> = LazyLock::new(|| {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let path = directory.path().join("signing.key");
     std::fs::write(&path, file).expect("a temporary file");
+    // A key that other users can read is refused.
+    let private = std::fs::Permissions::from_mode(0o600);
+    std::fs::set_permissions(&path, private).expect("a temporary file");
     SignaturePolicy::load(&SignatureSettings {
         signing_key: Some(path),
         trusted_keys: vec![public],
