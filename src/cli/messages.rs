@@ -4,21 +4,21 @@ use crate::cli::table::Table;
 use crate::cli::{exit, print, select, time};
 use crate::config::Settings;
 use crate::error::Result;
+use crate::history::ContentFilter;
 use crate::index::MessageFilter;
-use crate::model::{LogId, Role};
-use crate::operations::messages::{ListedMessage, ListedPage, branch_page, page};
+use crate::model::{LogId, ResolvedPoint, Role};
+use crate::operations::messages::{self, ListedMessage, ListedPage, MessageQuery, TextExtent};
 use crate::sessions::find;
 use crate::wire::Parts;
 
-/// Maximum length of a shown text, in bytes.
-const MAX_TEXT_LEN: usize = 200;
-
 /// List the messages of a session with their tokens and cost
 ///
-/// The list comes from the index, the beginning of each text from the store. With --branch, both
-/// come from the store.
+/// The list comes from the index, the beginning of each text from the store. With --branch, --turn,
+/// --tool, --sub-agent or --until, both come from the store.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  sessiond messages 3f2a --role assistant --since 2h")]
+#[command(
+    after_help = "Examples:\n  sessiond messages 3f2a --role assistant --since 2h\n  sessiond messages 3f2a --turn 4 --tool Bash --full"
+)]
 pub struct Args {
     /// Session ID or unambiguous prefix
     #[arg(value_name = "ID")]
@@ -32,6 +32,22 @@ pub struct Args {
     #[arg(long, value_name = "TIME")]
     pub since: Option<String>,
 
+    /// Only messages before this time, day or age
+    #[arg(long, value_name = "TIME")]
+    pub until: Option<String>,
+
+    /// Only messages of this turn
+    #[arg(long, value_name = "N")]
+    pub turn: Option<u64>,
+
+    /// Only calls of this tool, and their results
+    #[arg(long, value_name = "NAME")]
+    pub tool: Option<String>,
+
+    /// Only messages of this sub-agent
+    #[arg(long, value_name = "ID")]
+    pub sub_agent: Option<String>,
+
     /// The branch
     #[arg(long, value_name = "WRITER", help = select::BRANCH_HELP)]
     pub branch: Option<String>,
@@ -39,6 +55,10 @@ pub struct Args {
     /// Do not read the texts from the store
     #[arg(long)]
     pub no_text: bool,
+
+    /// Print whole texts: thinking, tool inputs and results included
+    #[arg(long, conflicts_with = "no_text")]
+    pub full: bool,
 
     /// The page.
     #[command(flatten)]
@@ -49,32 +69,65 @@ pub struct Args {
 pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let parts = Parts::build(settings, None).await?;
     let id = find::by_id(&parts.logs, &args.id).await?;
-    let filter = MessageFilter {
-        role: Role::ALL
-            .into_iter()
-            .find(|role| Some(role.as_str()) == args.role.as_deref()),
-        since: time::parse_optional("--since", args.since.as_deref(), parts.logs.clock.now())?,
-        limit: args.page.limit,
-        cursor: args.page.cursor.clone(),
-    };
+    let now = parts.logs.clock.now();
     let branch = select::branch(&parts, &id, args.branch.as_deref()).await?;
-    let mut page = match &branch {
-        Some(writer) => {
-            let prices = settings.prices.clone().with_list();
-            branch_page(&parts, &id, writer, &filter, &prices).await?
-        }
-        None => page(&parts, &id, &filter, !args.no_text).await?,
+    let query = MessageQuery {
+        point: ResolvedPoint::latest(branch.as_ref()),
+        filter: MessageFilter {
+            role: Role::ALL
+                .into_iter()
+                .find(|role| Some(role.as_str()) == args.role.as_deref()),
+            since: time::parse_optional("--since", args.since.as_deref(), now)?,
+            limit: args.page.limit,
+            cursor: args.page.cursor.clone(),
+        },
+        content: ContentFilter {
+            turn: args.turn,
+            tool: args.tool,
+            sub_agent: args.sub_agent,
+            until: time::parse_optional("--until", args.until.as_deref(), now)?,
+        },
+        text: match (args.no_text, args.full) {
+            (true, _) => TextExtent::None,
+            (_, true) => TextExtent::Full,
+            _ => TextExtent::Beginning,
+        },
+        prices: settings.prices.clone().with_list(),
     };
-    for listed in &mut page.messages {
-        let text = listed.text.take().filter(|_| !args.no_text);
-        listed.text = text.map(|text| print::one_line(&text, MAX_TEXT_LEN));
-    }
+    let page = messages::list(&parts, &id, &query).await?;
     if args.page.json {
         print::json(&page)?;
+    } else if args.full {
+        print_texts(&id, &page)?;
     } else {
         print_page(&id, &page)?;
     }
     Ok(exit::OK)
+}
+
+/// Prints each message with its whole text.
+fn print_texts(id: &LogId, page: &ListedPage) -> Result<()> {
+    if page.messages.is_empty() {
+        return print_page(id, page);
+    }
+    for listed in &page.messages {
+        let row = &listed.row;
+        let at = row.at.map(print::time).unwrap_or_default();
+        let text = listed.text.as_deref().unwrap_or_default();
+        print::line(format_args!(
+            "{at}  {}  {}",
+            row.role,
+            print::clean(&row.kind)
+        ))?;
+        for line in text.lines() {
+            print::line(format_args!("  {}", print::clean(line)))?;
+        }
+        print::line("")?;
+    }
+    match &page.next {
+        Some(next) => print::next_page(next),
+        None => Ok(()),
+    }
 }
 
 fn print_page(id: &LogId, page: &ListedPage) -> Result<()> {

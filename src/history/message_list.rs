@@ -12,7 +12,8 @@ use super::display::{DisplayBlock, DisplayMessage};
 use super::reader::ConversationVisitor;
 use crate::index::{MessageFilter, MessageRow};
 use crate::log::replay::{PerTranscript, TranscriptVisitor};
-use crate::model::{FileMove, LocatedMessage, Prices, RelPath, Tokens};
+use crate::model::message::TurnEvent;
+use crate::model::{Block, FileMove, LocatedMessage, Prices, RelPath, Tokens, TurnBoundary};
 
 /// A message and the beginning of its text.
 #[derive(Debug, Clone)]
@@ -22,6 +23,32 @@ struct ListedMessage {
     usage: Option<Usage>,
     /// None if nothing of the message is displayed.
     text: Option<String>,
+    /// The tool calls in the message: ID and name.
+    calls: Vec<(String, String)>,
+    /// The calls whose results are in the message.
+    results: Vec<String>,
+}
+
+/// Selects messages by what only the transcripts have.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ContentFilter {
+    /// Only messages of this turn.
+    pub turn: Option<u64>,
+    /// Only calls of this tool, and their results.
+    pub tool: Option<String>,
+    /// Only messages of this sub-agent.
+    pub sub_agent: Option<String>,
+    /// Only messages before this time.
+    pub until: Option<Timestamp>,
+}
+
+/// What the store adds to a row.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct MessageContent {
+    /// The turn of the message.
+    pub turn: Option<u64>,
+    /// The text of the message; none if nothing of it is displayed.
+    pub text: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -36,6 +63,31 @@ struct Usage {
 #[derive(Debug, Default)]
 pub struct MessageList {
     messages: PerTranscript<ListedMessage>,
+    /// The starts and ends of turns, each with the offset of its end: true for a start.
+    boundaries: PerTranscript<(u64, bool)>,
+    /// The turn that a fork starts in, and whether that turn has ended.
+    origin: TurnCount,
+    is_full: bool,
+}
+
+/// Counts turns by their boundaries. A prompt starts another turn only if the last one has ended.
+#[derive(Debug, Clone, Copy, Default)]
+struct TurnCount {
+    ended: u64,
+    has_ended: bool,
+}
+
+impl TurnCount {
+    fn apply(&mut self, is_start: bool) {
+        if is_start {
+            self.ended += u64::from(self.has_ended);
+        }
+        self.has_ended = !is_start;
+    }
+
+    fn turn(self) -> u64 {
+        self.ended + 1
+    }
 }
 
 impl ConversationVisitor for MessageList {
@@ -45,6 +97,14 @@ impl ConversationVisitor for MessageList {
 }
 
 impl TranscriptVisitor for MessageList {
+    fn visit_turn_event(&mut self, event: TurnEvent) {
+        if let Some(boundary) = event.boundary {
+            let is_start = boundary == TurnBoundary::Start;
+            self.boundaries
+                .push(event.path, event.end, (event.end, is_start));
+        }
+    }
+
     fn visit_message(&mut self, located: LocatedMessage) {
         let (path, start, len) = (located.path.clone(), located.start, located.len);
         let message = located.message.clone();
@@ -56,9 +116,23 @@ impl TranscriptVisitor for MessageList {
             .at
             .map_or(0, Timestamp::as_microsecond)
             .max(previous.saturating_add(1));
-        let text = DisplayMessage::new(located, position, false);
+        let text = DisplayMessage::new(located, position, self.is_full);
+        let (mut calls, mut results) = (Vec::new(), Vec::new());
+        for block in &message.blocks {
+            match block {
+                Block::ToolCall(call) => calls.push((call.id.clone(), call.name.clone())),
+                Block::ToolResult { call_id, .. } => results.push(call_id.clone()),
+                _ => {}
+            }
+        }
+        let is_full = self.is_full;
         let listed = ListedMessage {
-            text: text.as_ref().map(beginning),
+            text: text.as_ref().map(|text| match is_full {
+                true => full_text(text),
+                false => beginning(text),
+            }),
+            calls,
+            results,
             usage: message.tokens.map(|tokens| Usage {
                 tokens,
                 cost: message.cost,
@@ -86,40 +160,98 @@ impl TranscriptVisitor for MessageList {
 
     fn truncate(&mut self, path: &RelPath, from: u64) {
         self.messages.truncate(path, from);
+        self.boundaries.truncate(path, from);
     }
 
     fn apply_move(&mut self, moved: &FileMove) {
         self.messages.apply_move(moved);
+        self.boundaries.apply_move(moved);
     }
 
     fn start_fork(&mut self, _names: &BTreeMap<RelPath, RelPath>) {
         // The messages of the origin are those of another session.
         self.messages.clear();
+        for (_, (_, is_start)) in self.boundaries.iter() {
+            self.origin.apply(*is_start);
+        }
+        self.boundaries.clear();
     }
 
     fn clear(&mut self) {
-        self.messages.clear();
+        *self = MessageList::new(self.is_full);
     }
 }
 
 impl MessageList {
-    /// The beginning of the text of each message, by transcript and offset.
-    pub fn texts(self) -> HashMap<(String, u64), String> {
-        self.messages
-            .iter()
-            .filter_map(|(path, listed)| {
-                Some(((path.to_string(), listed.row.start), listed.text.clone()?))
-            })
-            .collect()
+    /// A list with whole texts, or with their beginnings.
+    pub fn new(is_full: bool) -> MessageList {
+        MessageList {
+            is_full,
+            ..MessageList::default()
+        }
     }
 
-    /// The rows that a filter selects, in conversation order, each with the beginning of its text.
-    /// The page of the filter is not applied.
+    /// The turn and the text of each message, by transcript and offset.
+    pub fn contents(self) -> HashMap<(String, u64), MessageContent> {
+        let turns = self.turns();
+        let messages = self.messages.iter().map(|(path, listed)| {
+            let key = (path.to_string(), listed.row.start);
+            let turn = turns.get(&key).copied();
+            let text = listed.text.clone();
+            (key, MessageContent { turn, text })
+        });
+        messages.collect()
+    }
+
+    /// The turn of each message, by transcript and offset. A message of a sub-agent belongs to the
+    /// turn of the message before it.
+    fn turns(&self) -> HashMap<(String, u64), u64> {
+        let mut boundaries: BTreeMap<&RelPath, Vec<(u64, bool)>> = BTreeMap::new();
+        for (path, boundary) in self.boundaries.iter() {
+            boundaries.entry(path).or_default().push(*boundary);
+        }
+        let mut messages: Vec<(&RelPath, &ListedMessage)> = self.messages.iter().collect();
+        messages.sort_by_key(|(path, listed)| (listed.row.position, *path, listed.row.start));
+        let (mut count, mut turns) = (self.origin, HashMap::new());
+        let mut applied: BTreeMap<&RelPath, usize> = BTreeMap::new();
+        for (path, listed) in messages {
+            let row = &listed.row;
+            let known = boundaries.get(path).map_or(&[][..], Vec::as_slice);
+            let next = applied.entry(path).or_default();
+            let mut turn = count.turn();
+            while let Some((end, is_start)) = known.get(*next) {
+                // The boundary is the line of the message itself, or one before it.
+                if *end > row.start + row.len + MAX_LINE_END_LEN {
+                    break;
+                }
+                count.apply(*is_start);
+                turn = count.turn();
+                *next += 1;
+            }
+            turns.insert((path.to_string(), row.start), turn);
+        }
+        turns
+    }
+
+    /// The rows that the filters select, in conversation order. The page of the filter is not
+    /// applied.
     pub fn rows(
         self,
         filter: &MessageFilter,
+        content: &ContentFilter,
         prices: &Prices,
-    ) -> Vec<(MessageRow, Option<String>)> {
+    ) -> Vec<(MessageRow, MessageContent)> {
+        let turns = self.turns();
+        let names: HashMap<String, String> = self
+            .messages
+            .iter()
+            .flat_map(|(_, listed)| listed.calls.iter().cloned())
+            .collect();
+        let uses_tool = |listed: &ListedMessage, tool: &str| {
+            let results = listed.results.iter().filter_map(|id| names.get(id));
+            let calls = listed.calls.iter().map(|(_, name)| name);
+            calls.chain(results).any(|name| name == tool)
+        };
         let mut all: Vec<(RelPath, ListedMessage)> = self
             .messages
             .iter()
@@ -134,6 +266,11 @@ impl MessageList {
         });
         let mut usage = usage_by_response(&all);
         let rows = all.into_iter().map(|(path, listed)| {
+            let is_of_tool = content
+                .tool
+                .as_deref()
+                .is_none_or(|tool| uses_tool(&listed, tool));
+            let turn = turns.get(&(path.to_string(), listed.row.start)).copied();
             let counted = match &listed.row.response_id {
                 Some(response) => usage.remove(response),
                 None => listed.usage,
@@ -147,13 +284,21 @@ impl MessageList {
                 cost,
                 ..listed.row
             };
-            (row, listed.text)
+            let text = listed.text;
+            (row, MessageContent { turn, text }, is_of_tool)
         });
-        rows.filter(|(row, _)| {
+        rows.filter(|(row, found, is_of_tool)| {
             let since = filter.since.map(Timestamp::as_microsecond);
-            filter.role.is_none_or(|role| role.as_str() == row.role)
+            let until = content.until.map(Timestamp::as_microsecond);
+            let sub_agent = content.sub_agent.as_deref();
+            *is_of_tool
+                && filter.role.is_none_or(|role| role.as_str() == row.role)
                 && since.is_none_or(|since| row.position >= since)
+                && until.is_none_or(|until| row.position < until)
+                && (content.turn.is_none() || found.turn == content.turn)
+                && (sub_agent.is_none() || row.sub_agent.as_deref() == sub_agent)
         })
+        .map(|(row, found, _)| (row, found))
         .collect()
     }
 }
@@ -176,14 +321,32 @@ fn usage_by_response(messages: &[(RelPath, ListedMessage)]) -> HashMap<String, U
 /// Maximum length of a text, in bytes: more than any list shows.
 const MAX_TEXT_LEN: usize = 1000;
 
-/// The beginning of the first block that has text.
-fn beginning(message: &DisplayMessage) -> String {
-    let mut blocks = message.blocks.iter().map(|block| match block {
+/// Maximum length of a whole text, in bytes.
+const MAX_FULL_LEN: usize = 1 << 20;
+
+/// Maximum number of bytes after a record on its line: whitespace and a newline.
+const MAX_LINE_END_LEN: u64 = 4;
+
+/// All blocks.
+fn full_text(message: &DisplayMessage) -> String {
+    let blocks = message.blocks.iter().map(block_text);
+    let mut text = blocks.collect::<Vec<_>>().join("\n");
+    text.truncate(text.floor_char_boundary(MAX_FULL_LEN));
+    text
+}
+
+fn block_text(block: &DisplayBlock) -> String {
+    match block {
         DisplayBlock::Text(text) | DisplayBlock::Thinking(text) => text.clone(),
         DisplayBlock::ToolCall { name, input, .. } => format!("{name}: {input}"),
         DisplayBlock::ToolResult { text, .. } => text.clone(),
         DisplayBlock::Other(kind) => format!("[{kind}]"),
-    });
+    }
+}
+
+/// The beginning of the first block that has text.
+fn beginning(message: &DisplayMessage) -> String {
+    let mut blocks = message.blocks.iter().map(block_text);
     let mut text = blocks
         .find(|text| !text.trim().is_empty())
         .unwrap_or_default();

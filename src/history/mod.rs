@@ -17,7 +17,7 @@ pub mod text;
 
 pub use conversation::{Conversation, ThreadedMessage};
 pub use follow::{FollowEvent, Follower};
-pub use message_list::MessageList;
+pub use message_list::{ContentFilter, MessageContent, MessageList};
 pub use reader::{ConversationRead, ConversationReader, Extent, Origin};
 pub use render::{Renderer, Style};
 pub use text::HistoryText;

@@ -9,7 +9,7 @@ use super::endpoint::{Answer, Call, Endpoint, NoQuery, Reply, get};
 use super::sessions::DEFAULT_LIMIT;
 use crate::codec::pin::NamedCheckpoint;
 use crate::error::Error;
-use crate::history::inspect::{Inspection, inspect};
+use crate::history::inspect::{InspectOptions, Inspection, inspect};
 use crate::history::{Conversation, ConversationReader, Extent, ThreadedMessage};
 use crate::index::MessageFilter;
 use crate::log::errors;
@@ -220,7 +220,7 @@ async fn checkpoint(call: Call, query: BranchQuery) -> Answer<Inspection> {
     let branch = Call::branch(&parts, &id, query.branch.as_deref()).await?;
     let point = point::resolve_on(&parts.logs, &id, branch.as_ref(), &spec).await?;
     let reader = ConversationReader::new(&parts.logs, &*parts.profile, &id);
-    let inspection = inspect(reader, &point).await?;
+    let inspection = inspect(reader, &point, &InspectOptions::default()).await?;
     if inspection.head == 0 {
         return Err(errors::not_found(&id).into());
     }

@@ -309,3 +309,46 @@ fn a_failed_turn_is_not_a_running_one(backend: Backend) {
         ]
     );
 }
+
+on_each_backend!(inspect_and_messages_show_tools_turns_and_errors);
+fn inspect_and_messages_show_tools_turns_and_errors(backend: Backend) {
+    let home = TempHome::new();
+    let denied = step(90).replace(
+        "\"content\":\"made 90\"",
+        "\"is_error\":true,\"content\":\"The user doesn't want to proceed with this tool use.\"",
+    );
+    let turns = open_turn(0, 2) + &end(50) + &prompt(60) + &denied;
+    stream(&backend, &home, &[], &[&turns]);
+    let inspect = ["inspect", "s1", "--full", "--json"];
+    let seen = backend.run(&home, &inspect).ok().json();
+    assert_eq!(
+        (&seen["status"], &seen["turn"], &seen["step"]),
+        (&json!("running"), &json!(1), &json!(1)),
+        "{seen}"
+    );
+    assert_eq!(
+        seen["tools"]["Bash"],
+        json!({"calls": 3, "errors": 1, "denials": 1, "pending": 0})
+    );
+    let calls = seen["completed_calls"].as_array().unwrap();
+    assert_eq!(calls.len(), 6, "{seen}");
+    assert_eq!(calls[0]["input"], "{\"n\":10}");
+    assert_eq!(seen["started_at"], "2026-05-01T12:00:00Z");
+    let ended = backend.run(&home, &["inspect", "s1@turn:1", "--json"]);
+    assert_eq!(ended.ok().json()["status"], "completed");
+
+    let listed = |flags: &[&str]| {
+        let arguments = [&["messages", "s1", "--json"], flags].concat();
+        let mut page = backend.run(&home, &arguments).ok().json();
+        let messages: Vec<Value> = serde_json::from_value(page["messages"].take()).unwrap();
+        messages
+    };
+    let second = listed(&["--turn", "2"]);
+    assert_eq!(second.len(), 5, "a prompt, two calls and two results");
+    assert!(second.iter().all(|message| message["turn"] == 2));
+    let bash = listed(&["--tool", "Bash", "--role", "tool", "--turn", "1", "--full"]);
+    let texts: Vec<&str> = bash.iter().filter_map(|row| row["text"].as_str()).collect();
+    assert_eq!(texts, ["made 10", "made 20"]);
+    assert_eq!(listed(&["--until", "2026-05-01T12:00:10Z"]).len(), 1);
+    assert_eq!(listed(&["--sub-agent", "a1"]).len(), 0);
+}

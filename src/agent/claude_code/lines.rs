@@ -255,6 +255,10 @@ fn assistant(raw: &RawLine) -> (Option<Message>, Option<TurnBoundary>) {
     let boundary = final_reason
         .filter(|_| kind == "text")
         .map(|reason| TurnBoundary::End(reason.to_owned()));
+    let kind = match raw.is_api_error_message {
+        Some(true) => API_ERROR.to_owned(),
+        _ => kind,
+    };
     let tokens = response.usage.as_ref().map(|usage| Tokens {
         input: usage.input_tokens.unwrap_or(0),
         output: usage.output_tokens.unwrap_or(0),
