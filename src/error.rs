@@ -305,10 +305,20 @@ impl std::error::Error for Error {}
 
 /// A URL for display: without the user and password before an `@`.
 pub fn redact_url(url: &str) -> String {
-    match (url.split_once(':'), url.rsplit_once('@')) {
+    let shown = match (url.split_once(':'), url.rsplit_once('@')) {
         (Some((scheme, _)), Some((_, rest))) => format!("{scheme}://…@{rest}"),
         _ => url.to_owned(),
-    }
+    };
+    // PostgreSQL also accepts a password as a parameter.
+    let Some((address, parameters)) = shown.split_once('?') else {
+        return shown;
+    };
+    let hide = |parameter: &str| match parameter.split_once('=') {
+        Some((name, _)) if name.to_ascii_lowercase().contains("password") => format!("{name}=…"),
+        _ => parameter.to_owned(),
+    };
+    let parameters: Vec<String> = parameters.split('&').map(hide).collect();
+    format!("{address}?{}", parameters.join("&"))
 }
 
 /// Adds a verb phrase to the error of a result.

@@ -10,5 +10,6 @@ use std::process::ExitCode;
 static ALLOCATOR: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
 
 fn main() -> ExitCode {
+    sessiond::sys::allocator::share_arena();
     sessiond::run_command_line()
 }

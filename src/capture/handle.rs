@@ -22,6 +22,15 @@ pub struct FinishReport {
     pub not_durable: Vec<LogStatus>,
     /// The logs whose last entries are on a branch, because another writer owns them.
     pub fenced: Vec<(LogName, WriterId)>,
+    /// Why the agent's directory could not be read completely: some changes may not be known.
+    pub unread: Vec<String>,
+}
+
+impl FinishReport {
+    /// Whether everything that is on disk is durable.
+    pub fn is_durable(&self) -> bool {
+        self.not_durable.is_empty() && self.unread.is_empty()
+    }
 }
 
 pub(super) enum Command {

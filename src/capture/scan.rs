@@ -42,6 +42,8 @@ pub struct DirectoryScan {
     pub named: NamedFiles,
     /// The files that cannot be stored, each as a message with the reason.
     pub skipped: Vec<String>,
+    /// The directories that could not be listed, and why: their files may have changed.
+    pub unlisted: Vec<(RelPath, String)>,
 }
 
 /// Files that belong to the sessions whose transcripts name them, by path. A flush learns the names
@@ -130,13 +132,18 @@ pub fn scan_cached(
             .map_or("the agent's directory", RelPath::as_str);
         let items = match directory.list(parent.as_ref()) {
             Ok(items) => items,
+            // It was removed since its parent was listed.
+            Err(cause) if cause.kind() == std::io::ErrorKind::NotFound && parent.is_some() => {
+                continue;
+            }
             Err(cause) => {
                 let error = Error::io(format!("list {parent_name}"), cause);
                 // The root must be readable. An unreadable directory below it is skipped.
-                if parent.is_none() {
+                let Some(parent) = parent else {
                     return Err(error);
-                }
+                };
                 found.skipped.push(error.to_string());
+                found.unlisted.push((parent, error.to_string()));
                 continue;
             }
         };

@@ -106,6 +106,8 @@ pub struct Streamer {
     outage: OutageLog,
     /// The skipped files that were logged already.
     logged_skips: BTreeSet<String>,
+    /// Why the scan of the final flush did not read everything.
+    unread: Vec<String>,
     log_cache: LogCache,
 }
 
@@ -138,6 +140,7 @@ impl Streamer {
             shutdown: None,
             outage: OutageLog::default(),
             logged_skips: BTreeSet::new(),
+            unread: Vec::new(),
             log_cache: LogCache::default(),
         };
         blocking(|| {
@@ -220,6 +223,7 @@ impl Streamer {
             let _ = shutdown.reply.send(FinishReport {
                 not_durable,
                 fenced: fenced.into_iter().collect(),
+                unread: std::mem::take(&mut self.unread),
             });
         }
     }

@@ -193,13 +193,11 @@ pub async fn final_flush(
             }
         }
     };
-    Ok(
-        match (report.not_durable.is_empty(), report.fenced.is_empty()) {
-            (false, _) => FinalFlush::NotDurable,
-            (true, false) => FinalFlush::Fenced,
-            (true, true) => FinalFlush::Durable,
-        },
-    )
+    Ok(match (report.is_durable(), report.fenced.is_empty()) {
+        (false, _) => FinalFlush::NotDurable,
+        (true, false) => FinalFlush::Fenced,
+        (true, true) => FinalFlush::Durable,
+    })
 }
 
 fn abort_flush() -> u8 {

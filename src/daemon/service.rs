@@ -363,7 +363,13 @@ fn log_final_flush(report: &FinishReport, started: Instant) {
             branch_hint(name, writer)
         );
     }
-    if report.not_durable.is_empty() && report.fenced.is_empty() {
+    for error in &report.unread {
+        tracing::error!(
+            error,
+            "the final flush could not read the whole directory; files in it may not be durable"
+        );
+    }
+    if report.is_durable() && report.fenced.is_empty() {
         tracing::info!(elapsed = ?started.elapsed(), "everything is durable");
     }
 }

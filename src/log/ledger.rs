@@ -23,6 +23,10 @@ pub const TAIL_WINDOW: u64 = 4096;
 /// Length of the digest at the start of a ledger file.
 const DIGEST_LEN: usize = 64;
 
+/// Maximum size of a ledger file: about 300 bytes for each of a million files. The agent can write to
+/// it.
+const MAX_BYTES: u64 = 256 << 20;
+
 /// Maximum size of a ledger file that is read into memory.
 const MAX_BUFFERED_BYTES: u64 = 1 << 20;
 
@@ -238,7 +242,11 @@ impl Ledger {
         let failed = |cause| Error::io(format!("read {path}"), cause);
         let damaged = |why: &str| Error::corrupt(why).context(format_args!("read {path}"));
         let reader = || BufReader::with_capacity(CHUNK_BYTES, FileReader { file, offset: 0 });
-        if file.stat().map_err(failed)?.size <= MAX_BUFFERED_BYTES {
+        let size = file.stat().map_err(failed)?.size;
+        if size > MAX_BYTES {
+            return Err(damaged("it is too large"));
+        }
+        if size <= MAX_BUFFERED_BYTES {
             let mut bytes = Vec::new();
             reader().read_to_end(&mut bytes).map_err(failed)?;
             return Self::decode(path, &bytes);

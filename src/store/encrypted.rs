@@ -30,6 +30,9 @@ const MAGIC: &[u8] = b"age-encryption.org/v1";
 /// The first bytes of a recipient's line in the header.
 const RECIPIENT_LINE: &[u8] = b"-> X25519 ";
 
+/// Maximum length of a header: enough for as many recipients as can be configured.
+const MAX_HEADER_LEN: usize = 10_000;
+
 /// Approximate size of a header with one recipient and of the final tag, to allocate memory once.
 const OVERHEAD: usize = 512;
 
@@ -134,6 +137,9 @@ impl EncryptedStore {
     /// Whether keys other than the configured identities can decrypt an object. The header does not
     /// name its recipients, but shows their number.
     fn has_other_recipients(&self, stored: &[u8]) -> bool {
+        if check_header(stored).is_err() {
+            return true;
+        }
         let recipients = stored
             .split(|byte| *byte == b'\n')
             .take_while(|line| !line.starts_with(b"---"))
@@ -191,10 +197,23 @@ fn encrypt(body: &[u8], recipients: &[age::x25519::Recipient]) -> Result<Bytes> 
     Ok(Bytes::from(stored))
 }
 
+/// Checks the length of the header, whose last line starts with `---`. The time to parse it grows with
+/// the square of its length.
+fn check_header(stored: &[u8]) -> Result<()> {
+    let start = &stored[..stored.len().min(MAX_HEADER_LEN)];
+    if start.len() == stored.len() || start.windows(5).any(|bytes| bytes == b"\n--- ") {
+        return Ok(());
+    }
+    Err(Error::corrupt(format!(
+        "the encrypted object is damaged: its header has more than {MAX_HEADER_LEN} bytes"
+    )))
+}
+
 fn decrypt(stored: &[u8], identities: &[&Identity]) -> Result<Vec<u8>> {
     let damaged = |cause: &dyn std::fmt::Display| {
         Error::corrupt(format!("the encrypted object is damaged: {cause}"))
     };
+    check_header(stored)?;
     let decryptor = Decryptor::new(stored).map_err(|cause| match cause {
         DecryptError::Io(cause) if cause.kind() == std::io::ErrorKind::UnexpectedEof => {
             damaged(&"it is truncated")

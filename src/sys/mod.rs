@@ -4,6 +4,7 @@
 
 pub mod account;
 pub(crate) mod acting;
+pub mod allocator;
 pub mod atomic_file;
 pub mod backoff;
 pub(crate) mod beneath;

@@ -788,6 +788,39 @@ fn damage_in_an_encrypted_object_is_reported_as_damage() {
 }
 
 #[test]
+fn a_header_with_many_recipients_is_rejected_before_it_is_parsed() {
+    let mut backend = Backend::file();
+    let key = keygen(&backend, "key.txt");
+    let home = TempHome::new();
+    backend.with(None, &[&key]);
+    stream(&backend, &home, &conversation(1));
+    let entry = entries(&backend).pop().unwrap();
+    let whole = std::fs::read(&entry).unwrap();
+    let first = whole.iter().position(|byte| *byte == b'\n').unwrap() + 1;
+    let header = whole
+        .windows(5)
+        .position(|window| window == b"\n--- ")
+        .unwrap();
+    let recipients = &whole[first..=header];
+    // Its parser would need hours.
+    let forged = [
+        &whole[..first],
+        &recipients.repeat(20_000),
+        &whole[header + 1..],
+    ]
+    .concat();
+    std::fs::write(&entry, forged).unwrap();
+    backend.run(&TempHome::new(), &["restore", "s1"]).fails(
+        6,
+        "its header has more than 10000 bytes",
+        "--fallback history",
+    );
+    backend
+        .run(&TempHome::new(), &["verify"])
+        .fails(6, "1 of 1 log is damaged", "");
+}
+
+#[test]
 fn an_encrypted_entry_is_readable_with_age_gzip_and_tail() {
     let mut backend = Backend::file();
     let key = keygen(&backend, "key.txt");

@@ -318,6 +318,25 @@ fn large_files_of_eight_sessions_stay_within_the_memory_limit() {
     });
 }
 
+slow!(a_long_transcript_stays_within_the_memory_limit);
+fn a_long_transcript_stays_within_the_memory_limit() {
+    assert_bounded_memory(&["s1"], |projects| {
+        let mut file = File::options()
+            .append(true)
+            .open(projects.join("s1.jsonl"))
+            .unwrap();
+        let text = "seven words of an ordinary conversation, again ".repeat(20);
+        for at in 0..60_000 {
+            writeln!(
+                file,
+                "{{\"type\":\"user\",\"uuid\":\"u{at}\",\"sessionId\":\"s1\",\"timestamp\":\"2026-05-01T12:00:00Z\",\
+                 \"message\":{{\"role\":\"user\",\"content\":\"{at} {text}\"}}}}"
+            )
+            .unwrap();
+        }
+    });
+}
+
 slow!(sixty_thousand_files_stay_within_the_memory_limit);
 fn sixty_thousand_files_stay_within_the_memory_limit() {
     assert_bounded_memory(&["s1"], |projects| {

@@ -213,6 +213,38 @@ fn with_an_owner_a_directory_of_somebody_else_is_rejected() {
     );
 }
 
+#[test]
+fn a_directory_that_cannot_be_listed_is_not_reported_as_durable() {
+    if !is_root() {
+        return;
+    }
+    let (backend, home) = (Backend::file(), TempHome::new());
+    append(&transcript(&home, "s1"), LINE);
+    append(
+        &transcript(&home, "s2").with_file_name("other/s2.jsonl"),
+        LINE,
+    );
+    let owner = format!("{AGENT}:{AGENT}");
+    for item in [
+        "",
+        "projects",
+        "projects/-work-app",
+        "projects/-work-app/s1.jsonl",
+    ] {
+        chown(root(&home).join(item), Some(AGENT), Some(AGENT)).unwrap();
+    }
+    let daemon = backend.daemon(&home, &["--owner", &owner]);
+    backend.run(&home, &["flush", "--wait"]).ok();
+    let hidden = root(&home).join("projects/-hidden");
+    write(&hidden.join("s3.jsonl"), LINE);
+    std::fs::set_permissions(&hidden, std::fs::Permissions::from_mode(0o700)).unwrap();
+    let flushed = backend.run(&home, &["flush", "--wait"]);
+    flushed.fails(5, "cannot list projects/-hidden", "access to the directory");
+    // A session in another directory is durable.
+    backend.run(&home, &["flush", "--wait", "s1"]).ok();
+    assert_eq!(daemon.stop().0, Some(9));
+}
+
 /// A ledger of the session that says what the agent wants it to say.
 fn forge(backend: &Backend, home: &TempHome, session: &str, seq: u64, target: WriteTarget) {
     let id = LogId {

@@ -49,15 +49,26 @@ impl Streamer {
                     self.schedule_scan(started);
                 }
                 (ScanPurpose::Flush(session, reply), Ok(found)) => {
-                    self.flush(found, session, reply)
+                    match self.find_unlisted(found, session.as_ref()) {
+                        None => self.flush(found, session, reply),
+                        Some(error) => {
+                            self.request_flush_of_changed(found, |_| true);
+                            let _ = reply.send(Err(error));
+                        }
+                    }
                 }
                 (ScanPurpose::Flush(_, reply), Err(error)) => {
                     let _ = reply.send(Err(copy_of(error)));
                 }
                 (ScanPurpose::Finish, found) => {
                     match found {
-                        Ok(found) => self.request_flush_of_changed(found, |_| true),
+                        Ok(found) => {
+                            let why = found.unlisted.iter().map(|(_, why)| why.clone());
+                            self.unread = why.collect();
+                            self.request_flush_of_changed(found, |_| true);
+                        }
                         Err(error) => {
+                            self.unread = vec![error.to_string()];
                             tracing::error!(%error, "the scan of the final flush failed; flushing the known changes")
                         }
                     }
@@ -65,6 +76,28 @@ impl Streamer {
                 }
             }
         }
+    }
+
+    /// The error for a directory that could not be listed, if it may hold files of the session.
+    fn find_unlisted(&self, found: &DirectoryScan, session: Option<&SessionId>) -> Option<Error> {
+        let known = session.map(|session| {
+            let logs = self.logs.iter();
+            let logs = logs.filter(|(name, _)| name.session() == Some(session));
+            logs.flat_map(|(_, log)| &log.paths).collect::<Vec<_>>()
+        });
+        let may_hold_files = |directory: &RelPath| {
+            let directory = format!("{directory}/");
+            known.as_ref().is_none_or(|known| {
+                let mut known = known.iter();
+                known.len() == 0 || known.any(|path| path.as_str().starts_with(&directory))
+            })
+        };
+        let mut unlisted = found.unlisted.iter();
+        let (_, why) = unlisted.find(|(directory, _)| may_hold_files(directory))?;
+        Some(
+            Error::unavailable(format!("not everything is durable: {why}"))
+                .hint("run sessiond as the user of the agent, or give it access to the directory"),
+        )
     }
 
     /// Adds what the streamer knows to a scan.

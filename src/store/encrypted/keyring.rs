@@ -37,6 +37,9 @@ const RECIPIENT: KeyOption = KeyOption {
     empty_hint: "remove --encrypt-to, or unset SESSIOND_ENCRYPT_TO, to store without encryption",
 };
 
+/// Maximum number of recipients. The header of an encrypted object has a line for each.
+const MAX_RECIPIENTS: usize = 80;
+
 /// Where the keys come from.
 #[derive(Debug, Clone, Default)]
 pub struct KeySettings {
@@ -95,6 +98,13 @@ impl Keyring {
                     .invalid(text, "the file contains no recipient")
                     .hint("write one recipient per line, age1…"));
             }
+        }
+        let count = keyring.recipients.len().max(keyring.identities.len());
+        if count > MAX_RECIPIENTS {
+            return Err(Error::usage(format!(
+                "too many recipients: {count}, but the maximum is {MAX_RECIPIENTS}"
+            ))
+            .hint("share one identity among several readers"));
         }
         Ok(Keyring::new(keyring.recipients, keyring.identities))
     }
