@@ -9,6 +9,7 @@ use super::{
 use crate::capture::flush_state::FlushEvent;
 use crate::capture::scan::{DirectoryScan, ScannedFile};
 use crate::error::{Error, ErrorKind, Result};
+use crate::model::{RelPath, SessionId};
 use crate::sys::blocking;
 
 impl Streamer {
