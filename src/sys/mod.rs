@@ -4,7 +4,6 @@
 
 pub mod account;
 pub(crate) mod acting;
-pub mod allocator;
 pub mod atomic_file;
 pub mod backoff;
 pub(crate) mod beneath;
