@@ -84,7 +84,8 @@ pub async fn run(settings: &Settings, args: Args) -> Result<u8> {
     let mut signals = Signals::for_termination()?;
     let (listener, bound) = address.bind().await?;
     print::line(format_args!("listening on {bound}"))?;
-    let api = Api::new(parts, authentication, audit);
+    let prices = settings.prices.clone().with_list();
+    let api = Api::new(parts, prices, authentication, audit);
     serve(api, listener, async {
         let signal = signals.termination().await;
         tracing::info!(signal = signal.number, "stopping");

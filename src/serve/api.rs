@@ -13,7 +13,7 @@ use super::problem::Problem;
 use crate::error::{Error, ErrorKind, Result};
 use crate::http::browser::{has_local_host, is_cross_origin};
 use crate::http::server::Peer;
-use crate::model::Namespace;
+use crate::model::{Namespace, Prices};
 use crate::wire::Parts;
 
 /// Maximum number of operations that read a log at the same time. Each can need up to 16 MiB.
@@ -34,6 +34,8 @@ pub enum Authentication {
 pub struct Api {
     /// The store and the index.
     pub(super) parts: Parts,
+    /// The prices of models.
+    pub(super) prices: Prices,
     /// How callers are authenticated.
     pub(super) authentication: Authentication,
     /// The audit log.
@@ -49,9 +51,15 @@ pub struct Api {
 
 impl Api {
     /// The API for a store and an index.
-    pub fn new(parts: Parts, authentication: Authentication, audit: AuditLog) -> Arc<Api> {
+    pub fn new(
+        parts: Parts,
+        prices: Prices,
+        authentication: Authentication,
+        audit: AuditLog,
+    ) -> Arc<Api> {
         Arc::new(Api {
             parts,
+            prices,
             authentication,
             audit,
             log_reads: Arc::new(Semaphore::new(MAX_LOG_READS)),

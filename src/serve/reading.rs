@@ -7,16 +7,15 @@ use serde::{Deserialize, Serialize};
 use super::access::Role;
 use super::endpoint::{Answer, Call, Endpoint, NoQuery, Reply, get};
 use super::sessions::DEFAULT_LIMIT;
-use crate::codec::pin::NamedCheckpoint;
 use crate::error::Error;
 use crate::history::inspect::{InspectOptions, Inspection, inspect};
 use crate::history::{Conversation, ConversationReader, Extent, ThreadedMessage};
 use crate::index::MessageFilter;
 use crate::log::errors;
-use crate::model::{self, Checkpoint, ResolvedPoint};
+use crate::model::{self, ResolvedPoint};
 use crate::operations::branches::{ListedBranch, branches};
 use crate::operations::messages::{ListedPage, page};
-use crate::sessions::point;
+use crate::sessions::point::{self, CheckpointList};
 
 /// Number of messages of a conversation if the client names none.
 const DEFAULT_LAST: usize = 100;
@@ -181,36 +180,31 @@ struct BranchQuery {
     branch: Option<String>,
 }
 
-/// The checkpoints of a session.
+/// The checkpoints of a session, and its damage.
 #[derive(Debug, Serialize, JsonSchema)]
-struct CheckpointList {
-    /// All checkpoints, in the order in which they were reached.
-    checkpoints: Vec<Checkpoint>,
-    /// The named ones.
-    named: Vec<NamedCheckpoint>,
+struct CheckpointPage {
+    #[serde(flatten)]
+    list: CheckpointList,
     /// Damage of the log: there may be more checkpoints after it.
     damage: Option<String>,
 }
 
-async fn checkpoints(call: Call, query: BranchQuery) -> Answer<CheckpointList> {
+async fn checkpoints(call: Call, query: BranchQuery) -> Answer<CheckpointPage> {
     let (parts, id) = call.session()?;
     let _permit = call.api.log_read().await?;
     let branch = Call::branch(&parts, &id, query.branch.as_deref()).await?;
-    let found = point::list(&parts.logs, &id, branch.as_ref()).await?;
-    let (mut all, mut named) = (found.all, found.named);
+    let mut found = point::list(&parts.logs, &id, branch.as_ref()).await?;
+    let damage = found.damage.take().map(|damage| damage.to_string());
+    let mut list = found.into_list(&id);
     if !call.reads_content() {
-        let named = named.iter_mut().map(|named| &mut named.checkpoint);
-        for checkpoint in all.iter_mut().chain(named) {
-            for pending in &mut checkpoint.pending_calls {
-                pending.input.clear();
-            }
+        let listed = list.checkpoints.iter_mut();
+        let named = list.named.iter_mut().map(|named| &mut named.checkpoint);
+        let all = listed.map(|listed| &mut listed.checkpoint).chain(named);
+        for pending in all.flat_map(|checkpoint| &mut checkpoint.pending_calls) {
+            pending.input.clear();
         }
     }
-    Ok(Reply::ok(CheckpointList {
-        checkpoints: all,
-        named,
-        damage: found.damage.map(|damage| damage.to_string()),
-    }))
+    Ok(Reply::ok(CheckpointPage { list, damage }))
 }
 
 async fn checkpoint(call: Call, query: BranchQuery) -> Answer<Inspection> {
@@ -220,7 +214,11 @@ async fn checkpoint(call: Call, query: BranchQuery) -> Answer<Inspection> {
     let branch = Call::branch(&parts, &id, query.branch.as_deref()).await?;
     let point = point::resolve_on(&parts.logs, &id, branch.as_ref(), &spec).await?;
     let reader = ConversationReader::new(&parts.logs, &*parts.profile, &id);
-    let inspection = inspect(reader, &point, &InspectOptions::default()).await?;
+    let options = InspectOptions {
+        prices: call.api.prices.clone(),
+        ..InspectOptions::default()
+    };
+    let inspection = inspect(reader, &point, &options).await?;
     if inspection.head == 0 {
         return Err(errors::not_found(&id).into());
     }

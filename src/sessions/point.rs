@@ -265,7 +265,7 @@ fn is_listed_as(at: Timestamp, time: Timestamp) -> bool {
 }
 
 /// The checkpoints of a session, as commands and the API list them.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, schemars::JsonSchema)]
 pub struct CheckpointList {
     /// The session.
     pub session: String,
@@ -276,7 +276,7 @@ pub struct CheckpointList {
 }
 
 /// A checkpoint in a list.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, schemars::JsonSchema)]
 pub struct ListedCheckpoint {
     /// The checkpoint.
     #[serde(flatten)]
