@@ -241,7 +241,9 @@ fn a_directory_that_cannot_be_listed_is_not_reported_as_durable() {
     let flushed = backend.run(&home, &["flush", "--wait"]);
     flushed.fails(5, "cannot list projects/-hidden", "access to the directory");
     // A session in another directory is durable.
-    backend.run(&home, &["flush", "--wait", "--session", "s1"]).ok();
+    backend
+        .run(&home, &["flush", "--wait", "--session", "s1"])
+        .ok();
     assert_eq!(daemon.stop().0, Some(9));
 }
 
