@@ -17,7 +17,7 @@ const DEFAULT_LIFETIME: Duration = Duration::from_secs(90 * 24 * 60 * 60);
 /// Create a token for "sessiond serve"
 ///
 /// Prints the token once. The access file has only its SHA-256, its roles and its expiry. A running
-/// server reads the file again when it changes. Delete a [[token]] table to revoke the token.
+/// server reads the file again when it changes. Delete the table of a token to revoke it.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   sessiond token --access access.toml --name ci --role reader

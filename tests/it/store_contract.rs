@@ -2,6 +2,7 @@
 //! when its server or disk fails.
 
 use std::collections::BTreeSet;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -508,6 +509,7 @@ impl Store for PrefixedStore {
 fn encrypted(inner: impl Store, directory: &Path) -> EncryptedStore {
     let path = directory.join("key.txt");
     std::fs::write(&path, keyring::generate().0).expect("write");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).expect("set the mode");
     let keyring = Keyring::load(&KeySettings {
         identity_files: vec![path],
         ..KeySettings::default()
@@ -903,7 +905,6 @@ async fn the_file_store_rejects_bad_keys() {
 
 #[tokio::test]
 async fn a_file_store_is_private_and_leaves_no_empty_directories() {
-    use std::os::unix::fs::PermissionsExt;
     let directory = tempfile::tempdir().expect("directory");
     let store = open(directory.path());
     store.create("a/b/c", text("x")).await.expect("create");
