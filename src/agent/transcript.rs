@@ -437,13 +437,14 @@ mod tests {
     }
 
     #[test]
-    fn a_complete_turn_makes_one_checkpoint() {
+    fn a_complete_turn_has_a_checkpoint_after_those_of_its_steps() {
         let parsed = read(&mut TranscriptReader::default(), 0, TURN.as_bytes());
         let mut turns = TurnTracker::default();
         let lengths = [(PATH.parse().unwrap(), 9000)].into();
         let made = turns.apply(&parsed.turn_events, &lengths, CheckpointInterval::default());
-        assert_eq!(made.len(), 1);
-        let point = &made[0];
+        assert_eq!(made.len(), 2);
+        assert_eq!((made[0].number, made[0].stop_reason.as_deref()), (1, None));
+        let point = &made[1];
         assert_eq!(
             (
                 point.number,
@@ -451,7 +452,7 @@ mod tests {
                 point.parent,
                 point.stop_reason.as_deref()
             ),
-            (1, 1, None, Some("end_turn"))
+            (2, 1, Some(1), Some("end_turn"))
         );
         assert_eq!(
             point.transcript_lengths[&PATH.parse().unwrap()],

@@ -9,7 +9,7 @@ use crate::operations::index::{add_missing, update_checkpoints};
 use crate::sessions::{find, point};
 use crate::wire::Parts;
 
-/// List the checkpoints of a session: the end of each turn and step, and named points
+/// List the checkpoints of a session: turns, steps and named points
 ///
 /// A step is one tool round within a turn. Without --steps, only the last step of a running turn is
 /// listed.

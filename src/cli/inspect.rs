@@ -12,7 +12,7 @@ use crate::wire::Parts;
 /// Maximum length of a shown text, in bytes.
 const MAX_TEXT_LEN: usize = 200;
 
-/// Show the state of a session at a point: status, turns, tool calls, tokens, sub-agents
+/// Show the state of a session at a point: turns, tool calls, tokens, sub-agents
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  sessiond inspect 3f2a\n  sessiond inspect 3f2a@turn:4")]
 pub struct Args {

@@ -23,7 +23,7 @@ const DEFAULT_LIFETIME: Duration = Duration::from_secs(90 * 24 * 60 * 60);
   sessiond token --access access.toml --name ci --role reader
   sessiond token --access access.toml --name ops --role metadata --role admin@team-a --expires 7d")]
 pub struct Args {
-    /// Access file to add the token to; created if it does not exist
+    /// File with tokens, users and their roles; "sessiond token" adds to it
     #[arg(long, env = "SESSIOND_ACCESS", value_name = "FILE")]
     pub access: PathBuf,
 
@@ -31,7 +31,7 @@ pub struct Args {
     #[arg(long, value_name = "NAME")]
     pub name: String,
 
-    /// metadata, reader, operator or admin; in one namespace as ROLE@NAMESPACE (repeatable)
+    /// metadata, reader, operator or admin; @NAMESPACE limits it (repeatable)
     #[arg(long, value_name = "ROLE", required = true)]
     pub role: Vec<String>,
 

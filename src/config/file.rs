@@ -264,6 +264,8 @@ flush-deadline = "3s"
 parallel = 4
 request = "r1"
 label = ["a=b"]
+checkpoint-every = "10steps,60s"
+keep-checkpoints = "50turns,8steps"
 ttl = "1h"
 http = "off"
 ready-file = "/f"
